@@ -1,0 +1,6 @@
+"""Backbones: what turns inputs into features, one family a file."""
+
+from lfc.backbones.base import Backbone
+from lfc.backbones.mlp import MLP
+
+__all__ = ["MLP", "Backbone"]
