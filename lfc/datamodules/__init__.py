@@ -2,5 +2,6 @@
 
 from lfc.datamodules.base import CrowdDataModule
 from lfc.datamodules.features import FeatureDataModule
+from lfc.datamodules.simulated import SimulatedDataModule
 
-__all__ = ["CrowdDataModule", "FeatureDataModule"]
+__all__ = ["CrowdDataModule", "FeatureDataModule", "SimulatedDataModule"]

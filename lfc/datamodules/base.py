@@ -86,7 +86,9 @@ class IndexSampler(DistributedSampler):
         return iter(order.split(self.batch_size) if len(order) else ())
 
     def __len__(self) -> int:
-        share = self.total_size // self.num_replicas if self.train else len(range(self.rank, self.size, self.num_replicas))
+        share = (
+            self.total_size // self.num_replicas if self.train else len(range(self.rank, self.size, self.num_replicas))
+        )
         return -(-max(share, min(self.size, 1)) // self.batch_size)
 
 
@@ -99,14 +101,17 @@ def hold_out(annotations: Annotations, fraction: float, seed: int) -> Tensor:
     size = len(annotations.label)
     order = torch.randperm(size, generator=generator)
 
-    def repeated(key: Tensor) -> Tensor:  # whether an earlier annotation in the random order has the same key
+    def repeated(key: Tensor) -> Tensor:  # whether an earlier annotation in the order has the same key
         first = torch.full((int(key.max()) + 1 if size else 0,), size).scatter_reduce_(
             0, key[order], torch.arange(size), "amin"
         )
         return first[key[order]] < torch.arange(size)
 
-    another_of_annotator, another_of_item = repeated(annotations.annotator), repeated(annotations.item)
-    chosen = torch.cat([order[another_of_annotator & another_of_item], order[another_of_annotator & ~another_of_item]])
+    another = repeated(annotations.annotator)
+    order = torch.cat([order[~another], order[another]])  # first those that stay: an item that has one keeps a label
+    staying = int((~another).sum())
+    free, another_of_item = order[staying:], repeated(annotations.item)[staying:]
+    chosen = torch.cat([free[another_of_item], free[~another_of_item]])
     mask = torch.zeros(size, dtype=torch.bool)
     mask[chosen[: round(fraction * size)]] = True
     return mask
@@ -200,7 +205,9 @@ class CrowdDataModule(LightningDataModule, ABC):
         if stage == "fit" and not self.num_items:
             raise UserError(f"{self._where}: no item is in the train split; mark some as train in items.csv")
         if stage == "fit" and not self.table.annotations.counts[self.index["train"]].any():
-            raise UserError(f"{self._where}: no item of the train split has an annotation; annotate some, or change splits")
+            raise UserError(
+                f"{self._where}: no item of the train split has an annotation; annotate some, or change splits"
+            )
         for note in self.table.notes:
             rank_zero_info(f"note: {note}")
         inputs = self.load_inputs()
@@ -228,7 +235,9 @@ class CrowdDataModule(LightningDataModule, ABC):
 
     # loaders
 
-    def loader(self, split: str, *, train: bool = False, rank: int | None = None, world: int | None = None) -> DataLoader:
+    def loader(
+        self, split: str, *, train: bool = False, rank: int | None = None, world: int | None = None
+    ) -> DataLoader:
         """Batches of one split: this rank's share, by default that of the process that asks."""
         trainer = self.trainer
         dataset = self.datasets[split]
@@ -257,11 +266,16 @@ class CrowdDataModule(LightningDataModule, ABC):
         """The validation split, then the training items of which annotations were held out."""
         return [self.loader(name) for name in ("valid", "heldout") if len(self.datasets.get(name, ()))]
 
-    def test_dataloader(self) -> DataLoader:
-        """The test split."""
-        if not len(self.datasets["test"]):
-            raise UserError(f"{self._where}: no item is in the test split; mark some as test in items.csv")
-        return self.loader("test")
+    def test_dataloader(self) -> list[DataLoader]:
+        """The test split, then every annotated item, whose labels are inferred; see :attr:`test_splits`."""
+        if not self.test_splits:
+            raise UserError(f"{self._where}: nothing to test: no item is in the test split, and none is annotated")
+        return [self.loader(name) for name in self.test_splits]
+
+    @property
+    def test_splits(self) -> list[str]:
+        """Names of the datasets that :meth:`test_dataloader` serves, in order."""
+        return [name for name in ("test", "annotated") if len(self.datasets[name])]
 
     def predict_dataloader(self) -> DataLoader:
         """The test split, or every item where there is none."""
@@ -273,7 +287,7 @@ class CrowdDataModule(LightningDataModule, ABC):
         return "test" if len(self.index["test"]) else "all"
 
 
-def _as_is(batch: CrowdBatch) -> CrowdBatch:
+def _as_is(batch: Any) -> Any:
     return batch
 
 

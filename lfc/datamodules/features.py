@@ -32,4 +32,4 @@ class FeatureDataModule(CrowdDataModule):
     def load_inputs(self) -> Tensor:
         """All features in memory, ``(items, D)``."""
         check_finite(self.features, self.table)
-        return torch.from_numpy(np.asarray(self.features, dtype=np.float32))
+        return torch.from_numpy(np.array(self.features, dtype=np.float32))  # a copy: the file is read-only

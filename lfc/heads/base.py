@@ -30,8 +30,8 @@ class AnnotatorTable(nn.Embedding):
     def __init__(self, row: Tensor, num_annotators: int) -> None:
         super().__init__(num_annotators, row.numel(), _weight=row.reshape(1, -1).repeat(num_annotators, 1))
         self.shape = row.shape
-        self.before_read: Callable[[Tensor], None] | None = None
-        """Called with the rows about to be read in training; ``RowAdam`` catches them up."""
+        self.before_read: Callable[[Tensor | None], None] | None = None
+        """Called with the rows about to be read in training (``None``: all); ``RowAdam`` catches them up."""
 
     def forward(self, annotator: Tensor) -> Tensor:
         """The rows of ``annotator (A,)``, ``(A, ...)``."""

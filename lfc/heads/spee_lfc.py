@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lfc.batch import CrowdBatch
-from lfc.functional import log1mexp
 from lfc.heads.base import AnnotatorTable, ConfusionHead, gather_rows, pick
 
 
@@ -96,9 +95,11 @@ class SpeeLFCD(ConfusionHead):
     def annotation_log_prob(self, features: Tensor, batch: CrowdBatch) -> Tensor:
         """``log(s t_y + (1 - s)(1 - t_y) / (K - 1))``, ``(A,)``: the sum over true classes in closed form."""
         x = self._strength(features, batch)
-        log_t = self(features)[batch.row, batch.label]
-        wrong = F.logsigmoid(-x) + log1mexp(log_t) - math.log(self.num_classes - 1)
-        return torch.logaddexp(F.logsigmoid(x) + log_t, wrong)
+        log_t, said = self(features).index_select(0, batch.row), batch.label[:, None]  # (A, K), (A, 1)
+        # log(1 - t_y) from the other classes: where t_y rounds to 1, t_y itself no longer knows how far off it is
+        log_rest = log_t.scatter(-1, said, -math.inf).logsumexp(-1)
+        wrong = F.logsigmoid(-x) + log_rest - math.log(self.num_classes - 1)
+        return torch.logaddexp(F.logsigmoid(x) + log_t.gather(-1, said).squeeze(-1), wrong)
 
     def loss(self, features: Tensor, batch: CrowdBatch) -> Tensor:
         """Negative log-likelihood summed over annotations, over ``len(batch)``."""
