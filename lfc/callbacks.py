@@ -18,6 +18,7 @@ class ProgressBar(RichProgressBar):
         super().__init__(refresh_rate=refresh_rate, leave=leave)
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """The latest scores, without the run's number."""
-        shown = ("train/loss", "val/acc", "val/annotation_nll")
-        return {name: f"{trainer.callback_metrics[name].item():.4f}" for name in shown if name in trainer.callback_metrics}
+        """The latest scores under short names."""
+        shown = {"train/loss": "loss", "val/acc": "acc", "val/annotation_nll": "nll"}
+        scores = trainer.callback_metrics
+        return {short: f"{scores[name].item():.3f}" for name, short in shown.items() if name in scores}

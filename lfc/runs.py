@@ -127,6 +127,12 @@ class History(Logger):
             csv.DictWriter(self._file, self.columns, restval="", lineterminator="\n").writerow(row)
             self._file.flush()
 
+    def scores(self, epoch: int, prefix: str) -> dict[str, float]:
+        """What was logged under ``prefix`` in one epoch."""
+        rows = [row for row in self.rows if int(row["epoch"]) == epoch]
+        found = {key: value for row in rows for key, value in row.items() if key.startswith(prefix) and value != ""}
+        return {key: float(value) for key, value in found.items()}
+
     def _rewrite(self) -> None:
         if self._file is not None:
             self._file.close()

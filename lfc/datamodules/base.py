@@ -25,12 +25,20 @@ class CrowdDataset(Dataset[CrowdBatch]):
         annotations: Of these items, in that order.
         gold: ``(n,)`` reference classes, or ``None`` to hide them.
         soft: ``(n, K)`` label distributions.
+        rows: ``(n,)`` the items' positions in their split, where they are not ``0..n``.
     """
 
     def __init__(
-        self, inputs: Any, index: Tensor, annotations: Annotations, gold: Tensor | None, soft: Tensor | None = None
+        self,
+        inputs: Any,
+        index: Tensor,
+        annotations: Annotations,
+        gold: Tensor | None,
+        soft: Tensor | None = None,
+        rows: Tensor | None = None,
     ) -> None:
-        self.inputs, self.index, self.annotations, self.gold, self.soft = inputs, index, annotations, gold, soft
+        self.inputs, self.index, self.annotations = inputs, index, annotations
+        self.gold, self.soft, self.rows = gold, soft, rows
 
     def __len__(self) -> int:
         return len(self.index)
@@ -39,7 +47,7 @@ class CrowdDataset(Dataset[CrowdBatch]):
         row, annotator, label = self.annotations.take(rows)
         return CrowdBatch(
             inputs=self.inputs[self.index[rows]],
-            items=rows,
+            items=rows if self.rows is None else self.rows[rows],
             row=row,
             annotator=annotator,
             label=label,
@@ -218,7 +226,7 @@ class CrowdDataModule(LightningDataModule, ABC):
         if held.any():
             kept = annotations["train"].where(held)
             rows = kept.counts.nonzero().squeeze(-1)
-            self.datasets["heldout"] = CrowdDataset(inputs, self.index["train"][rows], kept.select(rows), gold=None)
+            self.datasets["heldout"] = CrowdDataset(inputs, self.index["train"][rows], kept.select(rows), gold=None, rows=rows)
         annotated = self.table.annotations.counts.nonzero().squeeze(-1)
         self.datasets["annotated"] = self._dataset(inputs, annotated, self.table.annotations.select(annotated))
         everything = torch.arange(len(self.table.items))
