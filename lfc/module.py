@@ -1,6 +1,7 @@
 """The LightningModule: backbone, then head; the only file that knows of ranks."""
 
 import os
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, Literal, cast
@@ -57,7 +58,9 @@ class CrowdClassifier(LightningModule):
         annotator_update: Literal["auto", "dense", "rows"] = "auto",
     ) -> None:
         super().__init__()
-        self.save_hyperparameters(logger=False)
+        with warnings.catch_warnings():  # that modules are in the checkpoint already; see on_save_checkpoint
+            warnings.filterwarnings("ignore", message=".*is an instance of `nn.Module`.*")
+            self.save_hyperparameters(logger=False)
         self.backbone, self.head = backbone, head
         self.optimizer, self.lr_scheduler, self.lr_interval = optimizer, lr_scheduler, lr_interval
         self.lrs = {"backbone": backbone_lr, "head": head_lr, "annotators": annotator_lr}

@@ -81,6 +81,7 @@ class History(Logger):
         self.rows: list[dict[str, Any]] = []
         self.columns = ["epoch", "step"]
         self._file: Any = None
+        self._last = 0  # where the last line begins
 
     @property
     def name(self) -> str:
@@ -106,42 +107,55 @@ class History(Logger):
         if self.path.is_file() and not self.rows:
             with open(self.path, newline="", encoding="utf-8") as file:
                 rows = list(csv.DictReader(file))
-            self.rows = [row for row in rows if row.get("epoch") and int(row["epoch"]) < epoch]
+            self.rows = [
+                {**row, "epoch": int(row["epoch"]), "step": int(row["step"])} for row in rows if int(row["epoch"]) < epoch
+            ]
             self.columns += [key for row in self.rows for key in row if key not in self.columns]
             self.columns = list(dict.fromkeys(self.columns))
             self._rewrite()
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Append a line."""
-        row = {"step": step, **{key: int(value) if key == "epoch" else value for key, value in metrics.items()}}
-        if not set(row) & {"epoch"}:  # the closing test belongs to no epoch, and is in metrics.json
+        """Write a line, or complete the last one if it is of the same step; final tests are in ``metrics.json``."""
+        scores = {key: value for key, value in metrics.items() if key.startswith(("train/", "val/", "lr"))}
+        if not scores:
             return
-        self.rows.append(row)
-        if new := [key for key in row if key not in self.columns]:
-            self.columns += new
-            self._rewrite()
-        elif self._file is None:
-            self._rewrite()
+        place = {"epoch": int(metrics["epoch"]), "step": step}
+        if self.rows and all(self.rows[-1][key] == value for key, value in place.items()):
+            self.rows[-1] |= scores
+            again = True
         else:
-            csv.DictWriter(self._file, self.columns, restval="", lineterminator="\n").writerow(row)
-            self._file.flush()
+            self.rows.append(place | scores)
+            again = False
+        new = [key for key in self.rows[-1] if key not in self.columns]
+        self.columns += new
+        if new or self._file is None:
+            self._rewrite()
+            return
+        if again:
+            self._file.seek(self._last)
+            self._file.truncate()
+        self._last = self._file.tell()
+        self._file.write(self._line(self.rows[-1]))
+        self._file.flush()
 
     def scores(self, epoch: int, prefix: str) -> dict[str, float]:
         """What was logged under ``prefix`` in one epoch."""
-        rows = [row for row in self.rows if int(row["epoch"]) == epoch]
+        rows = [row for row in self.rows if row["epoch"] == epoch]
         found = {key: value for row in rows for key, value in row.items() if key.startswith(prefix) and value != ""}
         return {key: float(value) for key, value in found.items()}
 
-    def _rewrite(self) -> None:
-        if self._file is not None:
-            self._file.close()
+    def _line(self, row: Mapping[str, Any]) -> str:
         text = io.StringIO()
-        writer = csv.DictWriter(text, self.columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.rows)
-        write_atomically(self.path, text.getvalue())
-        self._file = open(self.path, "a", newline="", encoding="utf-8")  # noqa: SIM115  kept open for the next lines
+        csv.DictWriter(text, self.columns, restval="", lineterminator="\n").writerow(row)
+        return text.getvalue()
+
+    def _rewrite(self) -> None:
+        self.finalize("")
+        lines = [self._line({name: name for name in self.columns}), *map(self._line, self.rows)]
+        write_atomically(self.path, "".join(lines))
+        self._file = open(self.path, "r+", newline="", encoding="utf-8")  # noqa: SIM115  open for the next lines
+        self._last = self._file.seek(0, os.SEEK_END) - len(lines[-1])
 
     def finalize(self, status: str) -> None:
         """Close the file."""

@@ -30,6 +30,7 @@ from lfc.backbones import Backbone
 from lfc.callbacks import ProgressBar
 from lfc.datamodules import CrowdDataModule
 from lfc.errors import UserError
+from lfc.explain import explain
 from lfc.heads import Head
 from lfc.mirror import Mirror, Mode, resolve_mode
 from lfc.module import CrowdClassifier
@@ -212,6 +213,7 @@ class CLI(LightningCLI):
         text = self._parser(self.subcommand).dump(self.config[self.subcommand], skip_none=False)
         settings = yaml.safe_load(text)
         settings["ckpt_path"] = None  # a config is for running again from the start
+        settings["run"]["experiment"] = folder.parent.name
         write_atomically(folder / "config.yaml", yaml.safe_dump(settings, sort_keys=False))
 
     def _selection(self, options: RunOptions) -> tuple[ModelCheckpoint, list[EarlyStopping]]:
@@ -470,6 +472,6 @@ def run(argv: list[str]) -> None:
                 args=argv,
             )
         except ArgumentError as error:
-            raise UserError(str(error)) from error
+            raise UserError(explain(str(error))) from error
         except MisconfigurationException as error:
             raise UserError(str(error)) from error

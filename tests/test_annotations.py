@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from crowds import shared
+from tests.crowds import shared
 
 from lfc.annotations import Annotations, Crowd, check_finite, read_crowd, read_features
 from lfc.errors import UserError

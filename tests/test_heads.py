@@ -27,8 +27,9 @@ SIZES = {"in_features": D, "num_classes": K, "num_annotators": R, "num_items": N
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def one_thread_and_one_seed() -> Iterator[None]:
     """Tensors here are tiny: threads would only wait for each other."""
+    torch.manual_seed(0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,0 +1,89 @@
+"""Turns what the option parser says of a mistake into a line that names the option and the remedy."""
+
+import difflib
+import inspect
+import re
+from collections.abc import Iterable
+from importlib import import_module
+
+from lfc import backbones, datamodules, heads
+from lfc.backbones import Backbone
+from lfc.datamodules import CrowdDataModule
+from lfc.heads import Head
+
+KINDS: dict[str, tuple[str, type]] = {
+    "model.head": ("head", Head),
+    "model.backbone": ("backbone", Backbone),
+    "data": ("datamodule", CrowdDataModule),
+}
+
+
+def concrete(base: type) -> dict[str, type]:
+    """Every class one can choose that is a ``base``, by short name: ours and those of plug-ins that were imported.
+
+    >>> sorted(concrete(Backbone))
+    ['MLP']
+    """
+    ours = {name: getattr(module, name) for module in (heads, backbones, datamodules) for name in module.__all__}
+    found = [cls for cls in (*ours.values(), *_subclasses(base)) if isinstance(cls, type) and issubclass(cls, base)]
+    return {cls.__name__: cls for cls in found if not inspect.isabstract(cls)}
+
+
+def _subclasses(base: type) -> Iterable[type]:
+    for cls in base.__subclasses__():
+        yield cls
+        yield from _subclasses(cls)
+
+
+def suggest(wrong: str, known: Iterable[str]) -> str:
+    """What was probably meant, or all there is.
+
+    >>> suggest("SpeLFC", ["Gold", "SpeeLFC"])
+    "did you mean 'SpeeLFC'?"
+    >>> suggest("x", ["Gold", "SpeeLFC"])
+    'there are Gold, SpeeLFC'
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(wrong, names, n=1)
+    return f"did you mean '{near[0]}'?" if near else f"there are {', '.join(names)}"
+
+
+def explain(message: str) -> str:
+    """One line for a user, from several for a developer."""
+    text = " ".join(message.split())
+    keys = re.findall(r'Parser key "([^"]+)"', text)
+    option = "--" + ".".join(keys)
+    if match := re.search(r"File does not exist: '?([^']+)'?", text):
+        return f"{option}: no such file: {match[1]}"
+    if match := re.search(r"Expected a dot import path string: (\S+)", text):
+        kind, base = KINDS.get(".".join(keys), ("class", object))
+        return f"{option}={match[1]}: no such {kind}; {suggest(match[1], concrete(base))}"
+    owner = re.search(r"Problem with given class_path '([\w.]+)'", text)
+    if match := re.search(r"Option '([\w.]+)' is not accepted", text):
+        return f"{option}.{match[1]}: no such option; {_options(owner and owner[1], match[1])}"
+    if match := re.search(r"the following arguments are required: ([\w, ]+?)(?: -|$)", text):
+        name = owner[1].rpartition(".")[-1] if owner else "it"
+        return f"{option}: {name} needs {match[1]}; add " + " ".join(f"{option}.{a}=..." for a in match[1].split(", "))
+    if match := re.search(r"[Uu]nrecognized arguments: (\S+)", text):
+        return f"{match[1]}: no such option; see lfc COMMAND --help"
+    if match := re.search(r"Expected a typing.Literal\[(.+?)\]\.? Got value: (.+)$", text):
+        return f"{option}={match[2][:60]}: expected one of {match[1]}"
+    if match := re.search(r"Given value: (.+)$", text):
+        wanted = re.findall(r"Expected an? (?:<class '(?:\w+\.)*(\w+)'>|(.+?))(?= - | Given|\.|$)", text)
+        kinds = dict.fromkeys((cls or other).replace("NoneType", "null") for cls, other in wanted)
+        return f"{option}={match[1][:60]}: expected {' or '.join(kinds) or 'another value'}"
+    return text
+
+
+def _options(path: str | None, wrong: str) -> str:
+    """The options of a class, its parents' included, other than those the data sets."""
+    if path is None:
+        return "see --help"
+    module, _, name = path.rpartition(".")
+    names: set[str] = set()
+    for cls in getattr(import_module(module), name).__mro__:
+        if "__init__" in vars(cls) and cls.__module__.partition(".")[0] not in ("torch", "pytorch_lightning", "builtins"):
+            parameters = inspect.signature(cls.__init__).parameters.values()
+            names |= {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
+    linked = {"self", "crowd", "in_features", "num_classes", "num_annotators", "num_items"}
+    return suggest(wrong, names - linked) if names - linked else "it has none"
