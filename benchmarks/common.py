@@ -1,5 +1,6 @@
 """What the benchmarks share: one training without a run folder, means with intervals, tables on screen and on disk."""
 
+import copy
 import csv
 import logging
 import multiprocessing
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from pytorch_lightning import Callback, Trainer, seed_everything
+from pytorch_lightning import Callback, LightningModule, Trainer, seed_everything
 from rich import box
 from rich.console import Console
 from rich.progress import track
@@ -29,7 +30,7 @@ console = Console(width=None if Console().is_terminal else 150)
 
 
 def data_folder(given: str | None, name: str) -> Path | None:
-    """The crowd folder ``name`` under ``--data``, ``$LFC_DATA`` or ``../shared/data``; ``None``, and a word, if absent."""
+    """The crowd folder ``name`` in ``--data``, ``$LFC_DATA`` or ``../shared/data``; ``None``, and a word, if absent."""
     folder = Path(given or os.environ.get("LFC_DATA") or "../shared/data") / name
     if (folder / "features.npy").is_file():
         return folder
@@ -55,9 +56,10 @@ def plus_minus(values: Sequence[float], scale: float = 1.0, digits: int = 1, sig
 def show(name: str, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print a table and write it as ``runs/benchmarks/name.csv`` and ``name.md``."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i and isinstance(rows[0][i], str) and _numeric(rows) else "left")
     cells = [[str(cell) for cell in row] for row in rows]
+    for i, column in enumerate(columns):
+        number = any(row[i][:1].isdigit() or row[i][:1] in ("+", "-") for row in cells)
+        table.add_column(column, justify="right" if number else "left")
     for row in cells:
         table.add_row(*row)
     console.print(table)
@@ -107,7 +109,19 @@ def train(
 
 def test(trainer: Trainer, model: CrowdClassifier, data: CrowdDataModule) -> dict[str, float]:
     """The scores that a run's ``metrics.json`` would hold."""
-    return dict(trainer.test(model, datamodule=data, verbose=False)[0]) if True else {}
+    trainer.test(model, datamodule=data, verbose=False)
+    return {name: value.item() for name, value in trainer.callback_metrics.items()}
+
+
+class BestEpoch(Callback):
+    """Keeps the weights of the epoch with the highest ``val/acc``, the first of equals, as ``lfc fit`` does."""
+
+    def __init__(self) -> None:
+        self.best, self.state = -1.0, {}
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if (now := trainer.callback_metrics["val/acc"].item()) > self.best:
+            self.best, self.state = now, copy.deepcopy(pl_module.state_dict())
 
 
 def quiet() -> None:
@@ -126,7 +140,3 @@ def parallel(function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], work
         for future in track(as_completed(futures), title, total=len(jobs), console=console):
             results[futures[future]] = future.result()
     return results
-
-
-def _numeric(rows: Sequence[Sequence[Any]]) -> bool:
-    return bool(rows)

@@ -59,18 +59,6 @@ def posterior(log_t: Tensor, log_obs: Tensor, row: Tensor) -> Tensor:
     return log_joint(log_t, log_obs, row).softmax(-1)
 
 
-def log1mexp(x: Tensor) -> Tensor:
-    """``log(1 - exp(x))`` of ``x <= 0``, exact to rounding near 0 and far from it, with a gradient that stays finite.
-
-    >>> log1mexp(torch.tensor([-1e-4, -50.0]))
-    tensor([-9.2104e+00, -1.9287e-22])
-    """
-    x = x.clamp(max=-torch.finfo(x.dtype).tiny)  # at 0 itself the answer is -inf, which no gradient survives
-    near = x > -math.log(2)
-    # each branch is shown only arguments it can take, or its gradient would be NaN where the other is chosen
-    return torch.where(near, (-torch.expm1(x.where(near, -1.0))).log(), torch.log1p(-x.where(~near, -1.0).exp()))
-
-
 def confusion_counts(posterior: Tensor, batch: CrowdBatch, num_annotators: int) -> Tensor:
     """Expected number of times annotator ``r`` said ``j`` where the class was ``k``, ``(R, K, K)``.
 

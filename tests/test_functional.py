@@ -163,43 +163,6 @@ def test_likelihoods_differ_where_an_annotation_is_said_twice():
     assert joint - 2 * once > 1e-2  # E[x^2] > E[x]^2: a true class that is shared makes repetition likelier
 
 
-# --- log1mexp --------------------------------------------------------------------------------------------------------
-
-
-def exact_log1mexp(x: float) -> float:
-    with localcontext() as context:
-        context.prec = 500
-        return float((1 - Decimal(x).exp()).ln())
-
-
-@pytest.mark.parametrize("x", [-1e-300, -1e-10, -1e-4, -0.5, -math.log(2), -0.7, -5.0, -50.0, -800.0])
-def test_log1mexp_is_exact_and_so_is_its_gradient(x):
-    at = torch.tensor(x, dtype=torch.float64, requires_grad=True)
-    value = functional.log1mexp(at)
-    value.backward()
-    assert value.item() == pytest.approx(exact_log1mexp(x), rel=1e-14, abs=1e-320)
-    assert at.grad.item() == pytest.approx(-math.exp(x) / -math.expm1(x), rel=1e-13)
-
-
-@pytest.mark.parametrize("x", [-1e-10, -1e-4, -0.5, -1.0, -15.0])
-def test_log1mexp_is_exact_in_float32(x):
-    x = torch.tensor(x)
-    assert functional.log1mexp(x).item() == pytest.approx(exact_log1mexp(x.item()), rel=5e-7)
-
-
-def test_log1mexp_is_the_finite_difference():
-    x = torch.tensor([-0.01, -0.5, -0.69, -0.7, -3.0, -30.0], dtype=torch.float64, requires_grad=True)
-    assert gradcheck(functional.log1mexp, (x,))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_log1mexp_at_zero_stays_finite(dtype):
-    x = torch.zeros(2, dtype=dtype, requires_grad=True)
-    value = functional.log1mexp(x)
-    value.sum().backward()
-    assert torch.isfinite(value).all() and (value < -80).all() and torch.isfinite(x.grad).all()
-
-
 # --- confusion matrices and their distance ---------------------------------------------------------------------------
 
 

@@ -76,34 +76,17 @@ class SpeeLFCD(ConfusionHead):
             nn.Linear(self.in_features, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, 1)
         )
         for layer in (self.easiness_net[0], self.easiness_net[-1]):
-            nn.init.zeros_(layer.bias)  # type: ignore[union-attr, arg-type]
+            nn.init.zeros_(layer.bias)
 
     def easiness(self, features: Tensor) -> Tensor:
         """How easy each item is, ``(B,)``, from ``smallest`` to ``smallest + range``."""
         return self.smallest + self.range * self.easiness_net(features).squeeze(-1).sigmoid()
 
-    def _strength(self, features: Tensor, batch: CrowdBatch) -> Tensor:
-        """``ability * easiness`` of each annotation, ``(A,)``: the logit of being right."""
-        return self.ability(batch.annotator).squeeze(-1) * self.easiness(features).index_select(0, batch.row)
-
     def log_obs(self, features: Tensor, batch: CrowdBatch) -> Tensor:
         """``log s`` where the class is the label given, ``log((1 - s) / (K - 1))`` elsewhere, ``(A, K)``."""
-        x = self._strength(features, batch)[:, None]
+        x = self.ability(batch.annotator) * self.easiness(features)[batch.row, None]  # (A, 1), the logit of s
         right = F.one_hot(batch.label, self.num_classes).bool()
         return torch.where(right, F.logsigmoid(x), F.logsigmoid(-x) - math.log(self.num_classes - 1))
-
-    def annotation_log_prob(self, features: Tensor, batch: CrowdBatch) -> Tensor:
-        """``log(s t_y + (1 - s)(1 - t_y) / (K - 1))``, ``(A,)``: the sum over true classes in closed form."""
-        x = self._strength(features, batch)
-        log_t, said = self(features).index_select(0, batch.row), batch.label[:, None]  # (A, K), (A, 1)
-        # log(1 - t_y) from the other classes: where t_y rounds to 1, t_y itself no longer knows how far off it is
-        log_rest = log_t.scatter(-1, said, -math.inf).logsumexp(-1)
-        wrong = F.logsigmoid(-x) + log_rest - math.log(self.num_classes - 1)
-        return torch.logaddexp(F.logsigmoid(x) + log_t.gather(-1, said).squeeze(-1), wrong)
-
-    def loss(self, features: Tensor, batch: CrowdBatch) -> Tensor:
-        """Negative log-likelihood summed over annotations, over ``len(batch)``."""
-        return -self.annotation_log_prob(features, batch).sum() / len(batch)
 
     def annotators(self) -> dict[str, Tensor]:
         """Each annotator's ``ability``, ``(R,)``."""
