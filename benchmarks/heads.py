@@ -101,7 +101,7 @@ def crowdkit_step(num_annotators: int, fused: bool | None) -> Step:
     return step
 
 
-def race(steps: dict[str, Step], rounds: int, block: int = 10) -> dict[str, tuple[float, float]]:
+def race(steps: dict[str, Step], rounds: int, block: int) -> dict[str, tuple[float, float]]:
     """Median milliseconds of each step, by the wall clock and of the processor; in turn each makes ``block`` steps."""
     wall: dict[str, list[float]] = {name: [] for name in steps}
     cpu: dict[str, list[float]] = {name: [] for name in steps}
@@ -122,12 +122,12 @@ def ratios(times: tuple[float, float], base: tuple[float, float], threads: int) 
     return [f"{wall:.2f}", f"{cpu:.2f}" if threads == 1 else ""]
 
 
-def crowd(rounds: int, thread_counts: list[int]) -> None:
+def crowd(rounds: int, block: int, thread_counts: list[int]) -> None:
     """Does a step cost more in a larger crowd?"""
     rows = []
     for threads, head in itertools.product(thread_counts, (SpeeLFC, CrowdLayer)):
         torch.set_num_threads(threads)
-        times = race({str(size): our_step(head, size) for size in CROWDS}, rounds)
+        times = race({str(size): our_step(head, size) for size in CROWDS}, rounds, block)
         for size in CROWDS:
             now, first = times[str(size)], times[str(CROWDS[0])]
             met = "" if size != CROWDS[-1] else "yes" if now[0] / first[0] <= 1.5 else "no"
@@ -136,7 +136,7 @@ def crowd(rounds: int, thread_counts: list[int]) -> None:
     show("heads-crowd", "A step in crowds of several sizes, relative to 1,000 annotators", columns, rows)
 
 
-def peer(rounds: int, thread_counts: list[int]) -> None:
+def peer(rounds: int, block: int, thread_counts: list[int]) -> None:
     """How much longer does crowd-kit take?"""
     try:
         import crowdkit.learning  # noqa: F401
@@ -152,7 +152,7 @@ def peer(rounds: int, thread_counts: list[int]) -> None:
             "crowd-kit CrowdLayer, Adam": crowdkit_step(size, fused=None),
             "crowd-kit CrowdLayer, fused Adam": crowdkit_step(size, fused=True),
         }
-        times = race(steps, rounds)
+        times = race(steps, rounds, block)
         ours = times["lfc CrowdLayer"]
         for name, now in times.items():
             met = "" if not name.endswith("r, Adam") else "yes" if now[0] / ours[0] >= 20 else "no"
@@ -312,7 +312,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     tables = ("crowd", "peer", "fit", "update")
     parser.add_argument("--only", nargs="+", choices=tables, default=tables, help="which tables")
-    parser.add_argument("--rounds", type=int, default=40, help="turns of ten steps each in crowd and peer")
+    parser.add_argument("--rounds", type=int, default=10, help="turns of each contender in crowd and peer")
+    parser.add_argument("--block", type=int, default=50, help="steps a turn; the fewer, the colder the caches")
     parser.add_argument("--fit-epochs", type=int, default=14, help="epochs of lfc fit, of 100 steps each")
     parser.add_argument("--epochs", type=int, default=30, help="epochs of update")
     parser.add_argument("--seeds", type=int, default=5, help="seeds of update")
@@ -323,9 +324,9 @@ def main() -> None:
     options = parser.parse_args()
     quiet()
     if "crowd" in options.only:
-        crowd(options.rounds, options.threads)
+        crowd(options.rounds, options.block, options.threads)
     if "peer" in options.only:
-        peer(options.rounds, options.threads)
+        peer(options.rounds, options.block, options.threads)
     if "fit" in options.only:
         fit(options.fit_epochs, options.threads)
     if "update" in options.only:

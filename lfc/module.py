@@ -116,9 +116,6 @@ class CrowdClassifier(LightningModule):
         """Make the epoch's randomness a function of seed and epoch, so that a resumed run is the same run; do EM."""
         seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
         torch.manual_seed((seed * 100_003 + self.current_epoch) * self.trainer.world_size + self.global_rank)
-        sampler = getattr(self.trainer.train_dataloader, "sampler", None)
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(self.current_epoch)  # Lightning counts otherwise in the first epoch after a resumption
         self._loss = torch.zeros(2, device=self.device)  # summed loss, items
         if self.head.em_every and self.current_epoch % self.head.em_every == 0:
             self.head.m_step(self.e_step(), self.data.crowd().to(self.device))

@@ -179,8 +179,8 @@ class CLI(LightningCLI):
             kwargs["enable_model_summary"] = False
         if self.subcommand == "fit" and not config.trainer.get("fast_dev_run"):
             self.folder = self._make_folder(config)
-            self.checkpoint, stopping = self._selection(options)
-            kwargs["callbacks"] = kwargs.get("callbacks", []) + [self.checkpoint, *stopping]
+            self.checkpoint, *others = self._selection(options)
+            kwargs["callbacks"] = kwargs.get("callbacks", []) + [*others, self.checkpoint, self._every_epoch()]
             kwargs["default_root_dir"] = str(self.folder)
             kwargs["logger"] = [History(self.folder), *self._wandb(config)]
         else:
@@ -216,8 +216,8 @@ class CLI(LightningCLI):
         settings["run"]["experiment"] = folder.parent.name
         write_atomically(folder / "config.yaml", yaml.safe_dump(settings, sort_keys=False))
 
-    def _selection(self, options: RunOptions) -> tuple[ModelCheckpoint, list[EarlyStopping]]:
-        """What keeps the best and the last epoch, and what stops early."""
+    def _selection(self, options: RunOptions) -> list[Any]:
+        """What keeps the best epoch, and what stops early."""
         data: CrowdDataModule = self.datamodule
         possible = {
             "val/acc": data.has_gold("valid"),
@@ -239,16 +239,26 @@ class CLI(LightningCLI):
             filename="best",
             monitor=monitor,
             mode=mode,
-            save_last=True,
             save_on_train_epoch_end=True,
             auto_insert_metric_name=False,
             enable_version_counter=False,
         )
         if options.patience is None:
-            return checkpoint, []
+            return [checkpoint]
         if monitor is None:
             raise UserError("--run.patience needs something to watch; set --run.monitor, or --data.holdout=0.1")
-        return checkpoint, [EarlyStopping(monitor, mode=mode, patience=options.patience)]
+        return [checkpoint, EarlyStopping(monitor, mode=mode, patience=options.patience)]
+
+    def _every_epoch(self) -> ModelCheckpoint:
+        """What keeps the last epoch; its checkpoint is the later one, so it knows which epoch is the best so far."""
+        assert self.folder is not None
+        return ModelCheckpoint(
+            dirpath=self.folder / "checkpoints",
+            filename="last",
+            every_n_epochs=1,
+            save_on_train_epoch_end=True,
+            enable_version_counter=False,
+        )
 
     def _wandb(self, config: Any) -> list[Any]:
         mode = resolve_mode(config.run.wandb)
@@ -290,7 +300,7 @@ class CLI(LightningCLI):
         if self.trainer.interrupted:
             raise KeyboardInterrupt
         seconds = time.monotonic() - self.started
-        best = self.checkpoint.best_model_path or self.checkpoint.last_model_path
+        best = self.checkpoint.best_model_path
         epochs = self.trainer.current_epoch
         final = {key: value for key, value in self.trainer.callback_metrics.items() if key == "train/loss"}
         chosen = torch.load(best, weights_only=True, map_location="cpu")
@@ -443,7 +453,7 @@ def _quiet() -> Iterator[None]:
                 ".*deprecated.*",
                 ".*The ``compute`` method of metric.*",
                 ".*LightningCLI's args parameter.*",
-                ".*checkpoints' which was created.*",
+                ".*callbacks used to create the checkpoint.*",
             ):
                 warnings.filterwarnings("ignore", message=message)
         yield

@@ -207,7 +207,7 @@ def test_rates_schedulers_and_optimisers_from_the_command_line(tmp_path):
 
 
 def test_a_head_by_class_path(tmp_path):
-    fit(tmp_path, *SMALL, "--model.head=tests.test_readme.README_HEAD")
+    fit(tmp_path, *SMALL, "--model.head=tests.test_readme.OneCoin")
     assert metrics(tmp_path / "quickstart" / "OneCoin-seed0")["head"] == "OneCoin"
 
 

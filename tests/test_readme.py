@@ -9,11 +9,11 @@ README = (Path(__file__).resolve().parents[1] / "README.md").read_text()
 CODE = next(block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "class OneCoin" in block)
 namespace: dict = {"__name__": __name__}
 exec(CODE, namespace)
-README_HEAD = namespace["OneCoin"]
+OneCoin = namespace["OneCoin"]
 
 
 def test_the_head_of_the_readme_keeps_the_contract():
-    check_head(README_HEAD)
+    check_head(OneCoin)
 
 
 def test_the_head_of_the_readme_is_as_short_as_it_says():

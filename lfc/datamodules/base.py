@@ -256,11 +256,14 @@ class CrowdDataModule(LightningDataModule, ABC):
             rank=(trainer.global_rank if trainer else 0) if rank is None else rank,
             world=(trainer.world_size if trainer else 1) if world is None else world,
         )
+        if train and trainer:  # a resumed run makes its first iterator before Lightning tells samplers the epoch
+            sampler.set_epoch(trainer.fit_loop.epoch_progress.current.processed)
         return DataLoader(
             dataset,
             sampler=sampler,
             batch_size=None,  # the sampler's index tensors are batches already
             collate_fn=_as_is,
+            generator=torch.Generator().manual_seed(sampler.seed),  # or each iterator would draw from the global one
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
             pin_memory=torch.cuda.is_available(),
