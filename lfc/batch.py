@@ -21,7 +21,7 @@ class CrowdBatch:
     """
 
     inputs: Any
-    """What the backbone reads: a tensor ``(B, ...)``, a dict of tensors, or a list of texts; ``None`` for a whole crowd."""
+    """What the backbone reads: a tensor ``(B, ...)``, a dict of them, or a list of texts; ``None`` for a whole crowd."""
     items: Tensor
     """``(B,)`` position of each item in its split; for training items a row of ``[0, num_items)``."""
     row: Tensor
@@ -43,8 +43,13 @@ class CrowdBatch:
     def votes(self, num_classes: int) -> Tensor:
         """How often each item was given each class, ``(B, K)``.
 
-        >>> batch = CrowdBatch(None, items=torch.tensor([7, 9, 4]), row=torch.tensor([0, 0, 1]),
-        ...                    annotator=torch.tensor([0, 1, 0]), label=torch.tensor([2, 2, 0]))
+        >>> batch = CrowdBatch(
+        ...     None,
+        ...     items=torch.tensor([7, 9, 4]),
+        ...     row=torch.tensor([0, 0, 1]),
+        ...     annotator=torch.tensor([0, 1, 0]),
+        ...     label=torch.tensor([2, 2, 0]),
+        ... )
         >>> batch.votes(3).tolist()
         [[0.0, 0.0, 2.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
         """

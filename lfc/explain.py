@@ -5,6 +5,7 @@ import inspect
 import re
 from collections.abc import Iterable
 from importlib import import_module
+from typing import Any
 
 from lfc import backbones, datamodules, heads
 from lfc.backbones import Backbone
@@ -25,11 +26,14 @@ def concrete(base: type) -> dict[str, type]:
     ['MLP']
     """
     ours = {name: getattr(module, name) for module in (heads, backbones, datamodules) for name in module.__all__}
-    found = [cls for cls in (*ours.values(), *_subclasses(base)) if isinstance(cls, type) and issubclass(cls, base)]
+    found: list[Any] = [
+        cls for cls in (*ours.values(), *_subclasses(base)) if isinstance(cls, type) and issubclass(cls, base)
+    ]
     return {cls.__name__: cls for cls in found if not inspect.isabstract(cls)}
 
 
 def _subclasses(base: type) -> Iterable[type]:
+    cls: type
     for cls in base.__subclasses__():
         yield cls
         yield from _subclasses(cls)
@@ -82,7 +86,11 @@ def _options(path: str | None, wrong: str) -> str:
     module, _, name = path.rpartition(".")
     names: set[str] = set()
     for cls in getattr(import_module(module), name).__mro__:
-        if "__init__" in vars(cls) and cls.__module__.partition(".")[0] not in ("torch", "pytorch_lightning", "builtins"):
+        if "__init__" in vars(cls) and cls.__module__.partition(".")[0] not in (
+            "torch",
+            "pytorch_lightning",
+            "builtins",
+        ):
             parameters = inspect.signature(cls.__init__).parameters.values()
             names |= {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
     linked = {"self", "crowd", "in_features", "num_classes", "num_annotators", "num_items"}

@@ -27,7 +27,7 @@ class Scores(nn.Module):
     def __init__(self, num_classes: int, full: bool = False) -> None:
         super().__init__()
         self.golds, self.annotations, self.distributions = SumMetric(), SumMetric(), SumMetric()
-        metrics: dict[str, Metric] = {"acc": MulticlassAccuracy(num_classes, average="micro")}
+        metrics: dict[str, Metric | MetricCollection] = {"acc": MulticlassAccuracy(num_classes, average="micro")}
         if full:
             metrics |= {
                 "f1": MulticlassF1Score(num_classes, average="macro"),
@@ -40,7 +40,7 @@ class Scores(nn.Module):
         self.full = full
 
     def update(self, log_probs: Tensor, batch: CrowdBatch) -> None:
-        """Count a batch's predictions ``log p (B, K)`` against gold and, in a full test, against human distributions."""
+        """Count predictions ``log p (B, K)`` against gold and, in a full test, against human distributions."""
         if batch.gold is not None:
             known = batch.gold >= 0
             if known.any():

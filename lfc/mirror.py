@@ -13,7 +13,7 @@ Mode = Literal["auto", "online", "offline", "off"]
 
 
 def resolve_mode(mode: Mode) -> Literal["online", "offline", "off"]:
-    """What the user asked for, else what ``WANDB_MODE`` says, else online where they are logged in; nothing is asked."""
+    """What the user asked for, else what ``WANDB_MODE`` says, else online where they are logged in."""
     said = os.environ.get("WANDB_MODE", "") if mode == "auto" else mode
     if said in ("off", "disabled"):
         return "off"

@@ -90,6 +90,13 @@ class CrowdClassifier(LightningModule):
 
     # training
 
+    def setup(self, stage: str) -> None:
+        """Say which gradients will be sparse; DDP asks before there is an optimiser."""
+        if stage == "fit" and self.tables:
+            by_row = self._by_row(self.optimizer([nn.Parameter(torch.zeros(1))]))
+            for table in self.tables:
+                table.sparse = by_row
+
     def on_fit_start(self) -> None:
         """Let backbone and head look at the data once; a resumed run has that in its checkpoint."""
         data = self.data
@@ -128,13 +135,14 @@ class CrowdClassifier(LightningModule):
         with torch.no_grad():
             self._loss[0] += loss.detach() * len(batch)
             self._loss[1] += len(batch)
-        if (batch_idx + 1) % self.trainer.log_every_n_steps == 0:
+        if (batch_idx + 1) % cast(Any, self.trainer).log_every_n_steps == 0:
             for logger in self.loggers:  # self.log would cost half a millisecond in every step
                 logger.log_metrics({"train/batch_loss": loss.item(), "epoch": self.current_epoch}, self.global_step)
         return loss
 
     def on_train_epoch_end(self) -> None:
-        """Log the mean loss over the epoch's items, whatever rank saw them."""
+        """Log the mean loss over the epoch's items, whatever rank saw them; no row is late, even without validation."""
+        self.catch_up()
         total = self.trainer.strategy.reduce(self._loss, reduce_op="sum")
         self.log("train/loss", cast(Tensor, total)[0] / cast(Tensor, total)[1], rank_zero_only=True)
 
@@ -247,7 +255,9 @@ class CrowdClassifier(LightningModule):
             group = self._group("annotators", tables)
             fused = optimizer.param_groups[0].get("fused")
             extra = {"fused": fused} if fused is not None else {}
-            optimizer.add_param_group(group | extra | ({"weight_decay": 0.0} if "weight_decay" in optimizer.defaults else {}))
+            optimizer.add_param_group(
+                group | extra | ({"weight_decay": 0.0} if "weight_decay" in optimizer.defaults else {})
+            )
         if self.lr_scheduler is None:
             return optimizer
         scheduler = self.lr_scheduler(optimizer)
@@ -256,7 +266,7 @@ class CrowdClassifier(LightningModule):
             settings["monitor"] = scheduler.monitor
         return {"optimizer": optimizer, "lr_scheduler": settings}
 
-    def _group(self, name: str, params: list[nn.Parameter]) -> dict[str, Any]:
+    def _group(self, name: str, params: list[Any]) -> dict[str, Any]:
         return {"params": params} | ({} if self.lrs[name] is None else {"lr": self.lrs[name]})
 
     def _by_row(self, optimizer: Optimizer) -> bool:
@@ -272,7 +282,7 @@ class CrowdClassifier(LightningModule):
             and not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy),
             "NCCL does not sum sparse gradients": trainer is not None
             and isinstance(trainer.strategy, DDPStrategy)
-            and self.device.type == "cuda",
+            and trainer.strategy.root_device.type == "cuda",
         }
         reasons = [reason for reason, holds in obstacles.items() if holds]
         if self.annotator_update == "rows" and reasons:

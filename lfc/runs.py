@@ -108,7 +108,9 @@ class History(Logger):
             with open(self.path, newline="", encoding="utf-8") as file:
                 rows = list(csv.DictReader(file))
             self.rows = [
-                {**row, "epoch": int(row["epoch"]), "step": int(row["step"])} for row in rows if int(row["epoch"]) < epoch
+                {**row, "epoch": int(row["epoch"]), "step": int(row["step"])}
+                for row in rows
+                if int(row["epoch"]) < epoch
             ]
             self.columns += [key for row in self.rows for key in row if key not in self.columns]
             self.columns = list(dict.fromkeys(self.columns))
@@ -154,7 +156,7 @@ class History(Logger):
         self.finalize("")
         lines = [self._line({name: name for name in self.columns}), *map(self._line, self.rows)]
         write_atomically(self.path, "".join(lines))
-        self._file = open(self.path, "r+", newline="", encoding="utf-8")  # noqa: SIM115  open for the next lines
+        self._file = open(self.path, "r+", newline="", encoding="utf-8")
         self._last = self._file.seek(0, os.SEEK_END) - len(lines[-1])
 
     def finalize(self, status: str) -> None:

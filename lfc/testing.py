@@ -4,6 +4,7 @@ Each check raises ``AssertionError`` at the first broken promise, in words that 
 
     from lfc.testing import check_head
 
+
     def test_my_head():
         check_head(MyHead)
 """
@@ -104,7 +105,9 @@ def _check_head(build: Callable[..., Head], sizes: dict[str, int]) -> None:
     assert loss.shape == () and loss.isfinite(), f"loss must be one finite number, got {loss}"
     leaves = _leaves(loss)
     known = {id(p) for p in head.parameters()} | {id(features)}
-    assert all(id(leaf) in known for leaf in leaves), "something is learned that is no nn.Parameter: no optimiser has it"
+    assert all(id(leaf) in known for leaf in leaves), (
+        "something is learned that is no nn.Parameter: no optimiser has it"
+    )
     loss.backward()
     assert features.grad is not None and features.grad.any(), "no gradient reaches the backbone"
     assert features.grad.isfinite().all(), "the gradient of the features is not finite"
@@ -158,9 +161,7 @@ def _check_learning(build: Callable[..., Head], sizes: dict[str, int]) -> None:
             optimizer.zero_grad()
             model.head.loss(model.backbone(inputs), batch).backward()
             optimizer.step()
-        still = [
-            name for name, p in model.head.named_parameters() if p.requires_grad and torch.equal(p, before[name])
-        ]
+        still = [name for name, p in model.head.named_parameters() if p.requires_grad and torch.equal(p, before[name])]
         assert not still, f"parameters that never move under annotator_update={update}: {still}"
 
 
@@ -314,7 +315,9 @@ def check_datamodule(build: Callable[[], CrowdDataModule]) -> None:
     seen = torch.cat([batch.items for batch in batches])
     assert torch.equal(seen.sort().values, torch.arange(data.num_items)), "an epoch must see every training item once"
     crowd = data.crowd()
-    assert len(crowd) == data.num_items and crowd.inputs is None, "crowd() must hold every training item, without inputs"
+    assert len(crowd) == data.num_items and crowd.inputs is None, (
+        "crowd() must hold every training item, without inputs"
+    )
     served = Counter(triple for batch in batches for triple in _triples(batch))
     assert served == Counter(_triples(crowd)), "batches must hold exactly the training annotations, once each"
     shares = [batch.items for rank in range(2) for batch in data.loader("train", rank=rank, world=2)]
@@ -326,7 +329,9 @@ def check_datamodule(build: Callable[[], CrowdDataModule]) -> None:
     if "heldout" in data.datasets:
         held = Counter(triple for batch in data.loader("heldout") for triple in _triples(batch))
         everything = data.table.annotations.select(data.index["train"])
-        total = Counter(zip(everything.item.tolist(), everything.annotator.tolist(), everything.label.tolist(), strict=True))
+        total = Counter(
+            zip(everything.item.tolist(), everything.annotator.tolist(), everything.label.tolist(), strict=True)
+        )
         assert held + served == total, "held-out and training annotations must be all there are, each in one of them"
 
 

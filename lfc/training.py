@@ -3,14 +3,13 @@
 import contextlib
 import logging
 import os
-import sys
 import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import yaml
@@ -23,15 +22,10 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 from rich.table import Table
 
-import lfc.backbones
-import lfc.datamodules
-import lfc.heads  # imported, all three, so that configs may use short class names
-from lfc.backbones import Backbone
 from lfc.callbacks import ProgressBar
 from lfc.datamodules import CrowdDataModule
 from lfc.errors import UserError
 from lfc.explain import explain
-from lfc.heads import Head
 from lfc.mirror import Mirror, Mode, resolve_mode
 from lfc.module import CrowdClassifier
 from lfc.report import prediction_rows
@@ -119,7 +113,9 @@ class CLI(LightningCLI):
 
         for source, attribute, target in LINKS:
             parser.link_arguments(source, target, compute_fn=size(attribute, target), apply_on="instantiate")
-        parser.add_argument("--run", type=RunOptions, default=RunOptions(), help="Where a run goes, and its best epoch.")
+        parser.add_argument(
+            "--run", type=RunOptions, default=RunOptions(), help="Where a run goes, and its best epoch."
+        )
 
     # before the command
 
@@ -152,7 +148,9 @@ class CLI(LightningCLI):
         try:
             super().instantiate_classes()
         except ValueError as error:  # jsonargparse wraps what a link's function raises
-            raise error.__cause__ if isinstance(error.__cause__, UserError) else error
+            if isinstance(error.__cause__, UserError):
+                raise error.__cause__ from None
+            raise
 
     def _place(self, config: Any) -> tuple[Path, str, str]:
         """Root, experiment and name of the run folder."""
@@ -164,12 +162,17 @@ class CLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Lightning's trainer, with the run folder's history, W&B, checkpoints and progress bar."""
         config = self.config[self.subcommand]
-        self.folder, self.mirror, self.checkpoint, self.started = None, None, None, time.monotonic()
+        self.folder: Path | None = None
+        self.mirror: Mirror | None = None
+        self.checkpoint: ModelCheckpoint | None = None
+        self.started = time.monotonic()
         data = self.datamodule
         if self.subcommand != "fit":
             classes = data.table.classes
             if classes and classes != self.trained_classes:
-                raise UserError(f"the checkpoint knows the classes {_few(self.trained_classes)}, the data {_few(classes)}")
+                raise UserError(
+                    f"the checkpoint knows the classes {_few(self.trained_classes)}, the data {_few(classes)}"
+                )
             data.table.classes = self.trained_classes
         options = config.run
         if config.trainer.get("enable_progress_bar") is not False:
@@ -180,7 +183,7 @@ class CLI(LightningCLI):
         if self.subcommand == "fit" and not config.trainer.get("fast_dev_run"):
             self.folder = self._make_folder(config)
             self.checkpoint, *others = self._selection(options)
-            kwargs["callbacks"] = kwargs.get("callbacks", []) + [*others, self.checkpoint, self._every_epoch()]
+            kwargs["callbacks"] = [*kwargs.get("callbacks", []), *others, self.checkpoint, self._every_epoch()]
             kwargs["default_root_dir"] = str(self.folder)
             kwargs["logger"] = [History(self.folder), *self._wandb(config)]
         else:
@@ -262,9 +265,9 @@ class CLI(LightningCLI):
 
     def _wandb(self, config: Any) -> list[Any]:
         mode = resolve_mode(config.run.wandb)
-        if mode == "off" or config.trainer.get("logger") is False or rank_zero_only.rank != 0:
+        if mode == "off" or config.trainer.get("logger") is False or cast(Any, rank_zero_only).rank != 0:
             return []
-        root, experiment, _ = self._place(config)
+        _, experiment, _ = self._place(config)
         head = str(config.model.head.class_path).rpartition(".")[-1]
         assert self.folder is not None
         settings = yaml.safe_load((self.folder / "config.yaml").read_text())
@@ -285,6 +288,7 @@ class CLI(LightningCLI):
         try:
             self._fit(**kwargs)
         finally:
+            os.environ.pop("LFC_RUN_FOLDER", None)  # the next run of this process makes its own
             if self.mirror is not None:
                 self.mirror.finish(getattr(self, "summary", {}))
 
@@ -340,8 +344,9 @@ class CLI(LightningCLI):
         parameters = sum(p.numel() for p in self.model.parameters())
         Console().print(
             f"{type(self.model.head).__name__} on {table.name}: {train:,} training items, "
-            f"{len(table.annotations.label):,} labels by {len(table.annotators):,} annotators, {len(table.classes)} classes; "
-            f"{type(self.model.backbone).__name__}, {parameters:,} parameters; best epoch by {self.monitor or 'being the last'}",
+            f"{len(table.annotations.label):,} labels by {len(table.annotators):,} annotators, "
+            f"{len(table.classes)} classes; {type(self.model.backbone).__name__}, {parameters:,} parameters; "
+            f"best epoch by {self.monitor or 'being the last'}",
             highlight=False,
         )
 
@@ -363,10 +368,10 @@ class CLI(LightningCLI):
 
     def predict(self, **kwargs: Any) -> None:
         """Write ``predictions.csv`` into a folder of its own."""
+        if self.trainer.num_devices * self.trainer.num_nodes > 1:
+            raise UserError("lfc predict runs in one process; set --trainer.devices=1")
         config = self.config[self.subcommand]
         batches = self.trainer.predict(**kwargs, return_predictions=True, weights_only=True)
-        if self.trainer.world_size > 1:
-            raise UserError("lfc predict runs in one process; set --trainer.devices=1")
         split = self.datamodule.predict_split
         probabilities = torch.zeros(len(self.datamodule.datasets[split]), self.model.head.num_classes)
         for items, p in batches or []:
@@ -427,7 +432,9 @@ def _print_table(title: str, metrics: dict[str, Any]) -> None:
     for name in sorted((key for key in metrics if "/" in key), key=lambda key: order.get(key, len(order))):
         table.add_row(name, f"{metrics[name]:.4f}", MEANING.get(name, ""))
     if "seconds" in metrics:
-        table.add_row("seconds", f"{metrics['seconds']:.1f}", f"{metrics['epochs']} epochs, {metrics['peak_memory_mb']} MB")
+        table.add_row(
+            "seconds", f"{metrics['seconds']:.1f}", f"{metrics['epochs']} epochs, {metrics['peak_memory_mb']} MB"
+        )
     Console().print(table)
 
 
@@ -454,6 +461,7 @@ def _quiet() -> Iterator[None]:
                 ".*The ``compute`` method of metric.*",
                 ".*LightningCLI's args parameter.*",
                 ".*callbacks used to create the checkpoint.*",
+                ".*sync_dist=True.*",  # scores are equal on every rank already
             ):
                 warnings.filterwarnings("ignore", message=message)
         yield

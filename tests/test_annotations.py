@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from tests.crowds import shared
 
 from lfc.annotations import Annotations, Crowd, check_finite, read_crowd, read_features
 from lfc.errors import UserError
+from tests.crowds import shared
 
 SAID = "item,annotator,label\nx,ann,cat\ny,bob,dog\nx,bob,dog\n"
 ABOUT = "item,split,gold,text\nx,train,cat,one\ny,test,,two\n"

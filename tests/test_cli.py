@@ -60,13 +60,12 @@ def test_every_config_says_what_it_is_for(config):
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda p: p.stem)
 def test_every_experiment_parses(config, capsys, tmp_path):
     with pytest.raises(SystemExit, match="0"):
-        main(["fit", f"--config={config}", f"--data.path={tmp_path}" if "path" in needs(config) else "--data.batch_size=8",
-              "--print_config"])  # fmt: skip
+        main(["fit", f"--config={config}", *needs(config, tmp_path), "--print_config"])
     assert yaml.safe_load(capsys.readouterr().out)["model"]["head"]["class_path"].startswith("lfc.heads.")
 
 
-def needs(config):
-    return "path" if "features.yaml" in config.read_text() else ""
+def needs(config, folder):
+    return [f"--data.path={folder}"] if "features.yaml" in config.read_text() else []
 
 
 @pytest.mark.parametrize("head", [cls.__name__ for cls in registered(lfc.heads, Head)])
@@ -114,7 +113,9 @@ def test_the_same_seed_gives_the_same_run_and_another_another(tmp_path):
     fit(tmp_path, *SMALL)
     fit(tmp_path, *SMALL)
     fit(tmp_path, *SMALL, "--seed_everything=1")
-    first, second, third = (tmp_path / "quickstart" / name for name in ("SpeeLFC-seed0", "SpeeLFC-seed0-2", "SpeeLFC-seed1"))
+    first, second, third = (
+        tmp_path / "quickstart" / name for name in ("SpeeLFC-seed0", "SpeeLFC-seed0-2", "SpeeLFC-seed1")
+    )
     assert without_times(first) == without_times(second)
     assert (first / "labels.csv").read_text() == (second / "labels.csv").read_text()
     assert (first / "history.csv").read_text() == (second / "history.csv").read_text()
@@ -132,7 +133,8 @@ def test_a_config_runs_again(tmp_path):
 def test_a_killed_run_goes_on_to_the_same_end(tmp_path, update):
     args = [f"--config={ROOT}/configs/quickstart.yaml", *SMALL, "--trainer.max_epochs=40", "--run.wandb=off",
             "--trainer.enable_progress_bar=false", f"--model.annotator_update={update}",
-            "--model.backbone.dropout=0.2", "--model.lr_scheduler=StepLR", "--model.lr_scheduler.step_size=9"]  # fmt: skip
+            "--model.backbone.dropout=0.2", "--model.lr_scheduler=StepLR",
+            "--model.lr_scheduler.step_size=9"]  # fmt: skip
     main(["fit", *args, f"--run.root={tmp_path}/whole"])
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "lfc.cli", "fit", *args, f"--run.root={tmp_path}/killed"]
@@ -230,10 +232,25 @@ BAD_OPTIONS = {
     "nothing to resume": (["fit", "--config=CONFIG", "--ckpt_path=last", "--run.root=ROOT"], "no run to go on with"),
     "batch of none": (["fit", "--config=CONFIG", "--data.batch_size=0"], "at least one item"),
     "holdout": (["fit", "--config=CONFIG", "--data.holdout=1.5"], "from 0 to below 1"),
-    "monitor": (["fit", "--config=CONFIG", "--run.monitor=val/annotation_nll", "--run.root=ROOT"], "--data.holdout=0.1"),
-    "rows": (["fit", "--config=CONFIG", "--model.optimizer=SGD", "--model.annotator_update=rows", "--run.root=ROOT",
-              "--run.wandb=off"], "annotator_update=dense"),  # fmt: skip
-    "no gold": (["fit", "--config=ROOT/config.yaml", "--model.head=Gold", "--run.root=ROOT", "--run.wandb=off"], "another head"),
+    "monitor": (
+        ["fit", "--config=CONFIG", "--run.monitor=val/annotation_nll", "--run.root=ROOT"],
+        "--data.holdout=0.1",
+    ),
+    "rows": (
+        [
+            "fit",
+            "--config=CONFIG",
+            "--model.optimizer=SGD",
+            "--model.annotator_update=rows",
+            "--run.root=ROOT",
+            "--run.wandb=off",
+        ],
+        "annotator_update=dense",
+    ),
+    "no gold": (
+        ["fit", "--config=ROOT/config.yaml", "--model.head=Gold", "--run.root=ROOT", "--run.wandb=off"],
+        "another head",
+    ),
 }
 
 

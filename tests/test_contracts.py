@@ -43,7 +43,9 @@ def test_backbones(backbone):
     check_backbone(backbone, torch.randn(4, 7), in_features=7)
 
 
-@pytest.mark.parametrize("options", [{"hidden": []}, {"hidden": [5, 3], "dropout": 0.5}, {"standardize": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"hidden": []}, {"hidden": [5, 3], "dropout": 0.5}, {"standardize": True}], ids=str
+)
 def test_every_mlp(options):
     check_backbone(partial(MLP, **options), 3 + 10 * torch.randn(4, 7), in_features=7)
 

@@ -198,7 +198,7 @@ def test_train_and_heldout_share_the_annotations():
     assert triples_of(data.crowd()) == triples(train.annotations)
     batch = next(iter(data.loader("heldout")))
     assert batch.gold is None
-    assert torch.equal(batch.inputs, data.features[heldout.index[batch.items]])
+    assert torch.equal(batch.inputs, data.features[batch.items])  # rows of the training split, as everywhere
 
 
 def triples_of(batch: CrowdBatch) -> list[tuple[int, int, int]]:

@@ -1,7 +1,6 @@
 """Crowd arithmetic against loops that can be read aloud, worked examples, and finite differences."""
 
 import math
-from decimal import Decimal, localcontext
 
 import pytest
 import torch

@@ -1,6 +1,7 @@
 """Linear models and multi-layer perceptrons on feature vectors."""
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -45,7 +46,7 @@ class MLP(Backbone):
             self.register_buffer("scale", torch.ones(in_features))
         widths = [in_features, *hidden]
         layers: list[nn.Module] = []
-        for before, after in zip(widths, widths[1:], strict=False):
+        for before, after in pairwise(widths):
             layers += [nn.Linear(before, after), ACTIVATIONS[activation]()]
             layers += [nn.Dropout(dropout)] if dropout else []
         self.layers = nn.Sequential(*layers)

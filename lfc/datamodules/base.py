@@ -226,7 +226,9 @@ class CrowdDataModule(LightningDataModule, ABC):
         if held.any():
             kept = annotations["train"].where(held)
             rows = kept.counts.nonzero().squeeze(-1)
-            self.datasets["heldout"] = CrowdDataset(inputs, self.index["train"][rows], kept.select(rows), gold=None, rows=rows)
+            self.datasets["heldout"] = CrowdDataset(
+                inputs, self.index["train"][rows], kept.select(rows), gold=None, rows=rows
+            )
         annotated = self.table.annotations.counts.nonzero().squeeze(-1)
         self.datasets["annotated"] = self._dataset(inputs, annotated, self.table.annotations.select(annotated))
         everything = torch.arange(len(self.table.items))
@@ -257,7 +259,7 @@ class CrowdDataModule(LightningDataModule, ABC):
             world=(trainer.world_size if trainer else 1) if world is None else world,
         )
         if train and trainer:  # a resumed run makes its first iterator before Lightning tells samplers the epoch
-            sampler.set_epoch(trainer.fit_loop.epoch_progress.current.processed)
+            sampler.set_epoch(cast(Any, trainer.fit_loop.epoch_progress.current).processed)
         return DataLoader(
             dataset,
             sampler=sampler,

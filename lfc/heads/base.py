@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from lfc import functional

@@ -75,8 +75,9 @@ class SpeeLFCD(ConfusionHead):
         self.easiness_net = nn.Sequential(
             nn.Linear(self.in_features, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, 1)
         )
-        for layer in (self.easiness_net[0], self.easiness_net[-1]):
-            nn.init.zeros_(layer.bias)
+        for layer in self.easiness_net:
+            if isinstance(layer, nn.Linear):  # so that an item's easiness is about half the range at first
+                nn.init.zeros_(layer.bias)
 
     def easiness(self, features: Tensor) -> Tensor:
         """How easy each item is, ``(B,)``, from ``smallest`` to ``smallest + range``."""
