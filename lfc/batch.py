@@ -21,7 +21,7 @@ class CrowdBatch:
     """
 
     inputs: Any
-    """What the backbone reads: a tensor ``(B, ...)``, a dict of them, or a list of texts; ``None`` for a whole crowd."""
+    """What the backbone reads: a tensor ``(B, ...)``, a dict of them, a list of texts; ``None`` for a whole crowd."""
     items: Tensor
     """``(B,)`` position of each item in its split; for training items a row of ``[0, num_items)``."""
     row: Tensor

@@ -23,9 +23,10 @@ from rich.console import Console
 from rich.table import Table
 
 from lfc.callbacks import ProgressBar
+from lfc.cli import COMMANDS
 from lfc.datamodules import CrowdDataModule
 from lfc.errors import UserError
-from lfc.explain import explain
+from lfc.explain import KINDS, concrete, explain
 from lfc.mirror import Mirror, Mode, resolve_mode
 from lfc.module import CrowdClassifier
 from lfc.report import prediction_rows
@@ -471,6 +472,21 @@ def _only_notes(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.WARNING or record.getMessage().startswith("note:")
 
 
+def _help(command: str) -> dict[str, Any]:
+    """What ``lfc COMMAND --help`` says before it lists the options."""
+    kinds = {kind: ", ".join(sorted(concrete(base))) for kind, base in KINDS.values()}
+    return {
+        "exit_on_error": False,
+        "usage": f"lfc {command} --config FILE [--option=value ...]",
+        "description": (
+            f"{COMMANDS[command].capitalize()}. Most used: --model.head ({kinds['head']}), --model.backbone "
+            f"({kinds['backbone']}), --data ({kinds['datamodule']}) and their options, listed by --model.head.help=NAME, "
+            "--model.backbone.help=NAME and --data.help=NAME; --data.path, --trainer.max_epochs, --model.optimizer.lr, "
+            "--seed_everything, and those of --run at the end. A config file holds the same names; --config comes first."
+        ),
+    }
+
+
 def run(argv: list[str]) -> None:
     """One command of :data:`lfc.cli.COMMANDS`."""
     CLI.requested = argv[0]
@@ -486,7 +502,7 @@ def run(argv: list[str]) -> None:
                 auto_configure_optimizers=False,
                 seed_everything_default=0,
                 save_config_callback=None,
-                parser_kwargs={"exit_on_error": False, CLI.requested: {"exit_on_error": False}},
+                parser_kwargs={"exit_on_error": False, CLI.requested: _help(CLI.requested)},
                 args=argv,
             )
         except ArgumentError as error:
