@@ -199,7 +199,8 @@ def read_features(folder: str | Path, crowd: Crowd) -> np.ndarray:
         features = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
         raise UserError(f"{path}: not a readable array ({shorten(str(error))}); save it anew with numpy.save") from None
-    if not isinstance(features, np.ndarray) or features.ndim != 2 or features.dtype.kind not in "biuf":
+    numbers = isinstance(features, np.ndarray) and features.dtype.kind in "biuf"
+    if not numbers or features.ndim != 2 or not features.shape[1]:
         found = f"{features.dtype} {features.shape}" if isinstance(features, np.ndarray) else "an archive of arrays"
         raise UserError(f"{path}: {found} where numbers (items, features) were wanted; save a two-dimensional array")
     if len(features) != len(crowd.items):
@@ -217,12 +218,14 @@ def check_finite(features: np.ndarray, crowd: Crowd) -> None:
     """
     step = max(1, 2**20 // max(1, features.shape[1]))  # rows at a time, about a million numbers
     for start in range(0, len(features), step):
-        bad = ~np.isfinite(features[start : start + step])
+        with np.errstate(over="ignore"):
+            bad = ~np.isfinite(features[start : start + step].astype(np.float32))  # as they are used
         if bad.any():
             row, column = np.argwhere(bad)[0] + [start, 0]
             where = f"features.npy, row {row + 1} of {len(features)} (item {quote(crowd.items[row])})"
             value = features[row, column]
-            raise UserError(f"{where}: {value} in column {column + 1}; replace or remove what is not a number")
+            remedy = "scale it to fit float32" if np.isfinite(value) else "replace or remove what is not a number"
+            raise UserError(f"{where}: {value} in column {column + 1}; {remedy}")
 
 
 @dataclass(frozen=True)

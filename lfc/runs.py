@@ -105,8 +105,9 @@ class History(Logger):
     def resume(self, epoch: int) -> None:
         """Go on after ``epoch`` epochs of an interrupted run: keep its lines, drop those that are made again."""
         if self.path.is_file() and not self.rows:
-            with open(self.path, newline="", encoding="utf-8") as file:
-                rows = list(csv.DictReader(file))
+            text = self.path.read_text(encoding="utf-8")
+            whole = text[: text.rfind("\n") + 1]  # a run killed while it wrote leaves part of a line
+            rows = list(csv.DictReader(io.StringIO(whole)))
             self.rows = [
                 {**row, "epoch": int(row["epoch"]), "step": int(row["step"])}
                 for row in rows

@@ -134,15 +134,15 @@ def test_going_on_where_there_is_no_history(tmp_path):
 
 
 def test_a_run_killed_in_the_middle_of_a_line_goes_on(tmp_path):
-    whole = begun(tmp_path).read_text()
-    header, first, second, third = whole.splitlines(keepends=True)
-    for end in range(len(third)):
+    whole = begun(tmp_path, epochs=13).read_text()
+    *lines, last = whole.splitlines(keepends=True)  # of epoch 12, which cut short is epoch 1
+    for end in range(len(last)):
         path = tmp_path / str(end) / "history.csv"
-        write_atomically(path, header + first + second + third[:end])
+        write_atomically(path, "".join(lines) + last[:end])
         history = History(path.parent)
-        history.resume(2)
-        history.log_metrics({"train/loss": 1.0, "val/acc": 0.25, "epoch": 2}, 30)
-        assert path.read_text() == whole, third[:end]
+        history.resume(12)
+        history.log_metrics({"train/loss": -9.0, "val/acc": 0.25, "epoch": 12}, 130)
+        assert path.read_text() == whole, last[:end]
 
 
 @pytest.mark.parametrize("text", ["", "epo", "epoch,step,train/loss\n"])

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -81,7 +82,7 @@ def classifier(data, head, lr=0.01, hidden=(16,), **options):
     backbone = MLP(data.in_features, hidden=list(hidden), standardize=True)
     sizes = {"num_classes": data.num_classes, "num_annotators": data.num_annotators, "num_items": data.num_items}
     module = head(in_features=backbone.out_features, **sizes, **options)
-    return CrowdClassifier(backbone, module, lambda params: torch.optim.Adam(params, lr=lr))
+    return CrowdClassifier(backbone, module, partial(torch.optim.Adam, lr=lr))
 
 
 def trainer(epochs, **options):
@@ -181,7 +182,13 @@ def test_predict_in_two_processes_is_refused_at_once(tmp_path, capsys):
 def test_a_second_run_of_a_launched_process_has_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "0")  # as the first process of several has it
     for _ in range(2):
-        fit(tmp_path, "--data.num_items=40", "--trainer.devices=1", "--trainer.max_epochs=1", "--trainer.accelerator=cpu")
+        fit(
+            tmp_path,
+            "--data.num_items=40",
+            "--trainer.devices=1",
+            "--trainer.max_epochs=1",
+            "--trainer.accelerator=cpu",
+        )
     assert len(list((tmp_path / "quickstart").glob("*/metrics.json"))) == 2
 
 
@@ -221,7 +228,9 @@ def test_em_rounds_come_as_often_as_the_head_says(monkeypatch):
     data = SimulatedDataModule(num_items=20, num_annotators=6, labels_per_item=3)
     model, lightning, rounds = classifier(data, ToyEM), trainer(5), []
     monkeypatch.setattr(ToyEM, "em_every", 2)
-    monkeypatch.setattr(ToyEM, "e_step", lambda self, features, batch: rounds.append(1) or self.posterior(features, batch))
+    monkeypatch.setattr(
+        ToyEM, "e_step", lambda self, features, batch: rounds.append(1) or self.posterior(features, batch)
+    )
     lightning.fit(model, datamodule=data)
     assert len(rounds) == 3  # epochs 0, 2, 4; one batch each
 
@@ -241,9 +250,10 @@ def test_an_adversary_has_a_negative_ability():
         crowd="mixed", adversaries=0.2, spammers=0, num_items=1500, num_annotators=15, labels_per_item=5, seed=1
     )
     model, _ = train(data, SpeeLFCD, epochs=30)
-    ability, adversary = model.head.annotators()["ability"], data.groups == 2
-    assert adversary.any()
-    assert (ability[adversary] < 0).all() and (ability[~adversary] > 0).all()
+    ability, right = model.head.annotators()["ability"], data.table.confusion.diagonal(dim1=-2, dim2=-1).mean(-1)
+    adversary, ordinary = data.groups == 2, right > 0.6  # whoever is right less than half the time is below 0 too
+    assert adversary.any() and ordinary.sum() > 5
+    assert (ability[adversary] < 0).all() and (ability[ordinary] > 0).all()
 
 
 def test_knowing_the_annotators_beats_the_majority():
@@ -343,7 +353,10 @@ def test_the_python_interface_with_lightnings_own_checkpoints(tmp_path):
     checkpoint = ModelCheckpoint(tmp_path, monitor="val/acc", mode="max")
     lightning = trainer(3, callbacks=[checkpoint], enable_checkpointing=True)
     lightning.fit(classifier(data, SpeeLFC), datamodule=data)
-    (scores,) = lightning.test(datamodule=data, ckpt_path="best", weights_only=True, verbose=False)
-    assert 0 <= scores["test/acc"] <= 1
+    best = checkpoint.best_model_score
+    scores = lightning.test(datamodule=data, ckpt_path="best", weights_only=True, verbose=False)
+    assert 0 <= scores[0]["test/acc"] <= 1
+    (scores,) = lightning.validate(datamodule=data, ckpt_path="best", weights_only=True, verbose=False)
+    assert scores["val/acc"] == pytest.approx(best.item())
     saved = torch.load(checkpoint.best_model_path, weights_only=True)
     assert saved["lfc"]["classes"] == ["0", "1", "2"]
