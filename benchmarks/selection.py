@@ -43,6 +43,11 @@ class EveryEpoch(Callback):
         self.epochs.append((scores["val/acc"].item(), scores["val/annotation_nll"].item(), right / total))
 
 
+def latest(scores: torch.Tensor) -> int:
+    """The last of the best epochs."""
+    return int((scores == scores.max()).nonzero().max())
+
+
 def run(name: str, path: str | None, head: str, seed: int, epochs: int, holdout: float) -> dict[str, Any]:
     """Test accuracy at the epoch that each way chooses, and which epochs these are."""
     if path is None:
@@ -52,8 +57,8 @@ def run(name: str, path: str | None, head: str, seed: int, epochs: int, holdout:
     every = EveryEpoch()
     train(data, getattr(heads, head), epochs=epochs, seed=seed, callbacks=[every])
     accuracy, nll, tested = torch.tensor(every.epochs, dtype=torch.float64).T
-    # of equals the first, as the checkpoint has it
-    chosen = {"gold": int(accuracy.argmax()), "held out": int(nll.argmin()), "last": len(tested) - 1}
+    # of equals the latest, as the checkpoint has it
+    chosen = {"gold": latest(accuracy), "held out": latest(-nll), "last": len(tested) - 1}
     return {"epoch": chosen, "test": {way: tested[epoch].item() for way, epoch in chosen.items()}}
 
 

@@ -290,7 +290,7 @@ def _of_known_items(
     known = _position(votes["item"], items) >= 0
     if policy == "error" and (unknown := first(~known)) is not None:
         message = f"item {quote(votes['item'][unknown])} is not in the items table"
-        raise said.error(votes["row"][unknown].as_py(), f"{message}; add it there, or set unknown_items=drop")
+        raise said.error(votes["row"][unknown].as_py(), f"{message}; add it there, or set --data.unknown_items=drop")
     return _keep(votes, known, f"{said.path.name}: dropped {{}} of items that are not in the items table", notes)
 
 
@@ -303,7 +303,9 @@ def _without_repeats(votes: pa.RecordBatch, said: Table, policy: Duplicates, not
         return votes
     if policy == "error":
         message = f"annotator {quote(votes['annotator'][again])} labelled item {quote(votes['item'][again])} before"
-        raise said.error(votes["row"][again].as_py(), f"{message}; remove one, or set duplicates=keep, first or last")
+        raise said.error(
+            votes["row"][again].as_py(), f"{message}; remove one, or set --data.duplicates=keep, first or last"
+        )
     if policy == "keep":
         notes.append(f"{said.path.name}: {(~once).sum()} repeated (item, annotator) pairs, each counted as a vote")
         return votes

@@ -34,7 +34,7 @@ def concrete(base: type) -> dict[str, type]:
 
 def _subclasses(base: type) -> Iterable[type]:
     cls: type
-    for cls in base.__subclasses__():
+    for cls in type.__subclasses__(base):
         yield cls
         yield from _subclasses(cls)
 
@@ -57,11 +57,19 @@ def explain(message: str) -> str:
     text = " ".join(message.split())
     keys = re.findall(r'Parser key "([^"]+)"', text)
     option = "--" + ".".join(keys)
+    if "NestedArg" in text:
+        return f"{option}: options follow the config they change; put --config first"
+    if "arguments are required: fit." in text or re.search(r"required: \w+\.model", text):
+        return "no model and no data; add --config FILE, such as --config configs/quickstart.yaml"
     if match := re.search(r"File does not exist: '?([^']+)'?", text):
         return f"{option}: no such file: {match[1]}"
     if match := re.search(r"Expected a dot import path string: (\S+)", text):
-        kind, base = KINDS.get(".".join(keys), ("class", object))
-        return f"{option}={match[1]}: no such {kind}; {suggest(match[1], concrete(base))}"
+        kind, base = KINDS.get(".".join(keys), ("class", None))
+        known = [name for _, one in KINDS.values() for name in concrete(one)] if base is None else concrete(base)
+        hint = suggest(match[1], known)
+        if not keys:  # asked for the help of a class
+            return f"{match[1]}: no such class; {hint}"
+        return f"{option}={match[1]}: no such {kind}; {hint}"
     owner = re.search(r"Problem with given class_path '([\w.]+)'", text)
     if match := re.search(r"Option '([\w.]+)' is not accepted", text):
         return f"{option}.{match[1]}: no such option; {_options(owner and owner[1], match[1])}"

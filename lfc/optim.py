@@ -20,26 +20,26 @@ CHUNK = 1 << 20
 
 @lru_cache(maxsize=16)
 def _coasting(beta1: float, beta2: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """What is left of two sums when a row coasts for ever from step ``t`` on: ratios ``(2, 1)``, sums for all ``t``.
+    """What is left of two sums when a row coasts for ever from step ``t`` on: q, β1, β2 ``(3, 1)``, and the sums.
 
     The sums are S(t) = Σ_{j≥1} q^(j-1) c(t+j), with the ratio q = β1/√β2 and c(t) = √(1-β2^t) / (1-β1^t), and the same
     with β1 for q and 1 / (1-β1^t) for c(t). Each pass doubles the terms summed, so that all takes a dozen vector
     operations. After 20/(1-β2) steps c is 1, to 1e-9, and the last entry stands for all later ones.
 
-    >>> ratios, S = _coasting(0.9, 0.999, torch.device("cpu"))
+    >>> bases, S = _coasting(0.9, 0.999, torch.device("cpu"))
     >>> q, c = 0.9 / 0.999**0.5, lambda t: (1 - 0.999**t) ** 0.5 / (1 - 0.9**t)
     >>> abs(S[0, 7].item() - sum(q ** (j - 1) * c(7 + j) for j in range(1, 500))) < 1e-7
     True
-    >>> bool(torch.allclose(S[:, -1], 1 / (1 - ratios[:, 0])))
+    >>> bool(torch.allclose(S[:, -1], 1 / (1 - bases[:2, 0])))
     True
     """
-    ratios = torch.tensor([[beta1 / math.sqrt(beta2)], [beta1]], dtype=torch.float64, device=device)
+    bases = torch.tensor([[beta1 / math.sqrt(beta2)], [beta1], [beta2]], dtype=torch.float64, device=device)
     terms = 1 << math.ceil(math.log2(20 / (1 - beta1 / math.sqrt(beta2))))  # q^terms < e^-20
     t = torch.arange(1, math.ceil(20 / (1 - beta2)) + terms + 1, dtype=torch.float64, device=device)
     sums, done = torch.stack([(1 - beta2**t).sqrt(), torch.ones_like(t)]) / (1 - beta1**t), 1
     while done < terms:  # sums[:, t] holds the first `done` terms
-        sums, done = sums[:, :-done] + ratios**done * sums[:, done:], 2 * done
-    return ratios, sums
+        sums, done = sums[:, :-done] + bases[:2] ** done * sums[:, done:], 2 * done
+    return bases, sums
 
 
 class RowAdam(Optimizer):
@@ -131,24 +131,28 @@ class RowAdam(Optimizer):
         step, (beta1, beta2) = state["step"].item(), group["betas"]
         since = state["last"].index_select(0, rows)  # (V,) s
         late = since < step
-        if not late.any():
+        count = int(late.sum())
+        if not count:
             return
-        rows, since = rows[late], since[late].double()
+        if count < len(rows):
+            rows, since = rows[late], since[late]
 
-        gap = step - since  # n
-        ratios, sums = _coasting(beta1, beta2, param.device)
+        since = since.double()
+        bases, sums = _coasting(beta1, beta2, param.device)
         start, end = since.long().clamp_(max=sums.shape[1] - 1), min(int(step), sums.shape[1] - 1)
-        a, b = sums[:, start] - ratios**gap * sums[:, end, None]  # (V,) each
-
-        def column(value: Tensor) -> Tensor:
-            return value.to(param.dtype).view(-1, *[1] * (param.dim() - 1))
+        decay = bases ** (step - since)  # (3, V): q^n, β1^n, β2^n
+        left = sums[:, start] - decay[:2] * sums[:, end, None]  # (2, V): A, B
+        scale = torch.tensor([[math.sqrt(beta2)], [group["eps"]]], dtype=left.dtype, device=left.device)
+        shape = (-1, *[1] * (param.dim() - 1))
+        root_scale, root_shift = (scale / left).to(param.dtype).view(2, *shape)
+        m_decay, v_decay = decay[1:].to(param.dtype).view(2, *shape)
 
         m, v = state["exp_avg"].index_select(0, rows), state["exp_avg_sq"].index_select(0, rows)
-        root = v.sqrt().mul_(column(math.sqrt(beta2) / a)).add_(column(group["eps"] / b))
+        root = v.sqrt().mul_(root_scale).add_(root_shift)
         new = param.index_select(0, rows).addcdiv_(m, root, value=-float(group["lr"]) * beta1)
         param.index_copy_(0, rows, new)
-        state["exp_avg"].index_copy_(0, rows, m.mul_(column(beta1**gap)))
-        state["exp_avg_sq"].index_copy_(0, rows, v.mul_(column(beta2**gap)))
+        state["exp_avg"].index_copy_(0, rows, m.mul_(m_decay))
+        state["exp_avg_sq"].index_copy_(0, rows, v.mul_(v_decay))
         state["last"].index_fill_(0, rows, step)
 
     @torch.no_grad()

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 from rich.table import Table
 
-from lfc.callbacks import ProgressBar
+from lfc.callbacks import BestCheckpoint, ProgressBar
 from lfc.cli import COMMANDS
 from lfc.datamodules import CrowdDataModule
 from lfc.errors import UserError
@@ -202,6 +203,10 @@ class CLI(LightningCLI):
         inherited = os.environ.get("LFC_RUN_FOLDER") if os.environ.get("LOCAL_RANK") else None
         if inherited:
             return Path(inherited)
+        if "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("SLURM_NTASKS", 1)) > 1:
+            raise UserError("start lfc fit once, not once a process; --trainer.devices=2 starts the others")
+        if any(name in str(config.trainer.strategy) for name in ("spawn", "fork", "notebook")):
+            raise UserError(f"--trainer.strategy={config.trainer.strategy}: its processes keep their results; take ddp")
         if config.get("ckpt_path"):
             checkpoint = Path(config.ckpt_path).resolve()
             folder = checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else None
@@ -238,7 +243,7 @@ class CLI(LightningCLI):
         self.monitor = monitor
         mode = MONITORS[monitor] if monitor else "min"
         assert self.folder is not None
-        checkpoint = ModelCheckpoint(
+        checkpoint = BestCheckpoint(
             dirpath=self.folder / "checkpoints",
             filename="best",
             monitor=monitor,
@@ -288,6 +293,10 @@ class CLI(LightningCLI):
             return
         try:
             self._fit(**kwargs)
+        except UserError:  # found while the data was set up: nothing was trained, so nothing is left behind
+            if not (self.folder / "checkpoints").exists() and self.trainer.is_global_zero:
+                shutil.rmtree(self.folder, ignore_errors=True)
+            raise
         finally:
             os.environ.pop("LFC_RUN_FOLDER", None)  # the next run of this process makes its own
             if self.mirror is not None:
@@ -341,12 +350,13 @@ class CLI(LightningCLI):
 
     @rank_zero_only
     def _introduce(self) -> None:
-        table, train = self.datamodule.table, self.datamodule.num_items
+        table, train = self.datamodule.table, self.datamodule.index["train"]
+        labels = int(table.annotations.counts[train].sum())
         parameters = sum(p.numel() for p in self.model.parameters())
         Console().print(
-            f"{type(self.model.head).__name__} on {table.name}: {train:,} training items, "
-            f"{len(table.annotations.label):,} labels by {len(table.annotators):,} annotators, "
-            f"{len(table.classes)} classes; {type(self.model.backbone).__name__}, {parameters:,} parameters; "
+            f"{type(self.model.head).__name__} on {table.name}: {len(train):,} training items, "
+            f"{labels:,} labels by {len(table.annotators):,} annotators, {len(table.classes)} classes "
+            f"({_few(table.classes)}); {type(self.model.backbone).__name__}, {parameters:,} parameters; "
             f"best epoch by {self.monitor or 'being the last'}",
             highlight=False,
         )
@@ -406,9 +416,9 @@ def print_closing_table(metrics: dict[str, Any], folder: Path) -> None:
 
 
 MEANING = {
-    "train/loss": "mean training loss of the last epoch",
-    "val/acc": "accuracy on the validation split",
-    "val/nll": "negative log-likelihood on the validation split",
+    "train/loss": "mean training loss, last epoch",
+    "val/acc": "accuracy on the validation split, best epoch",
+    "val/nll": "negative log-likelihood there",
     "val/annotation_nll": "of held-out annotations, no gold needed",
     "test/acc": "accuracy on the test split",
     "test/f1": "macro F1",
@@ -416,10 +426,10 @@ MEANING = {
     "test/ece": "calibration error",
     "test/kl": "divergence from the human label distribution",
     "test/manhattan": "distance from the human label distribution",
-    "labels/acc": "inferred labels of the annotated items against gold",
+    "labels/acc": "annotated items' inferred labels against gold",
     "labels/majority_acc": "the same of a plain majority vote",
-    "annotators/i_js": "annotators' matrices against gold, bits, 0 is best",
-    "annotators/g_js": "the crowd's matrix against gold, bits, 0 is best",
+    "annotators/i_js": "annotators' matrices against gold, 0 is best",
+    "annotators/g_js": "the crowd's matrix against gold, 0 is best",
     "annotators/auroc": "finding the wrong labels, 1 is best",
 }
 
@@ -434,7 +444,9 @@ def _print_table(title: str, metrics: dict[str, Any]) -> None:
         table.add_row(name, f"{metrics[name]:.4f}", MEANING.get(name, ""))
     if "seconds" in metrics:
         table.add_row(
-            "seconds", f"{metrics['seconds']:.1f}", f"{metrics['epochs']} epochs, {metrics['peak_memory_mb']} MB"
+            "seconds",
+            f"{metrics['seconds']:.1f}",
+            f"{metrics['epochs']} epochs, peak memory {metrics['peak_memory_mb']} MB",
         )
     Console().print(table)
 
@@ -480,9 +492,10 @@ def _help(command: str) -> dict[str, Any]:
         "usage": f"lfc {command} --config FILE [--option=value ...]",
         "description": (
             f"{COMMANDS[command].capitalize()}. Most used: --model.head ({kinds['head']}), --model.backbone "
-            f"({kinds['backbone']}), --data ({kinds['datamodule']}) and their options, listed by --model.head.help=NAME, "
-            "--model.backbone.help=NAME and --data.help=NAME; --data.path, --trainer.max_epochs, --model.optimizer.lr, "
-            "--seed_everything, and those of --run at the end. A config file holds the same names; --config comes first."
+            f"({kinds['backbone']}), --data ({kinds['datamodule']}) and their options, listed by "
+            "--model.head.help=NAME, --model.backbone.help=NAME and --data.help=NAME; --data.path, "
+            "--trainer.max_epochs, --model.optimizer.lr, --seed_everything, and those of --run at the end. "
+            "A config file holds the same names; --config comes first."
         ),
     }
 

@@ -223,6 +223,10 @@ BAD_OPTIONS = {
     "no config": (["fit", "--config=nowhere.yaml"], "no such file"),
     "head": (["fit", "--config=CONFIG", "--model.head=SpeLFC"], "did you mean 'SpeeLFC'"),
     "backbone": (["fit", "--config=CONFIG", "--model.backbone=MPL"], "did you mean 'MLP'"),
+    "help": (["fit", "--model.head.help=SpeLFC"], "did you mean 'SpeeLFC'"),
+    "nothing": (["fit"], "--config configs/quickstart.yaml"),
+    "order": (["fit", "--data.path=x", "--config=CONFIG"], "put --config first"),
+    "spawn": (["fit", "--config=CONFIG", "--trainer.strategy=ddp_spawn", "--run.root=ROOT"], "take ddp"),
     "option": (["fit", "--config=CONFIG", "--model.head.diagnal=3"], "did you mean 'diagonal'"),
     "value": (["fit", "--config=CONFIG", "--model.head.diagonal=abc"], "expected float"),
     "choice": (["fit", "--config=CONFIG", "--model.head=CrowdLayer", "--model.head.kind=XX"], "expected one of 'MW'"),
@@ -274,3 +278,23 @@ def test_debug_shows_the_traceback(monkeypatch):
     monkeypatch.setenv("LFC_DEBUG", "1")
     with pytest.raises(ValueError, match="no command"):
         main(["fti"])
+
+
+def test_of_equally_good_epochs_the_latest_is_kept(tmp_path):
+    crowd = write_crowd(tmp_path / "zoo")
+    fit(tmp_path, f"--data.path={crowd}", "--trainer.max_epochs=30", config="labelme")
+    run = tmp_path / "labelme" / "SpeeLFC-seed0"
+    history = [float(row["val/acc"]) for row in rows(run / "history.csv")]
+    best = max(epoch for epoch, score in enumerate(history) if score == max(history))
+    assert history.count(max(history)) > 1, "no tie to break"
+    assert metrics(run)["best_epoch"] == best and metrics(run)["val/acc"] == pytest.approx(max(history))
+
+
+def test_data_that_cannot_be_trained_on_leaves_no_folder(tmp_path):
+    crowd = write_crowd(tmp_path / "zoo")
+    features = np.load(crowd / "features.npy")
+    features[7, 1] = np.nan
+    np.save(crowd / "features.npy", features)
+    with pytest.raises(SystemExit):
+        fit(tmp_path, f"--data.path={crowd}", config="labelme")
+    assert not list((tmp_path / "labelme").iterdir())
