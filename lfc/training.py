@@ -515,7 +515,8 @@ def run(argv: list[str]) -> None:
                 auto_configure_optimizers=False,
                 seed_everything_default=0,
                 save_config_callback=None,
-                parser_kwargs={"exit_on_error": False, CLI.requested: _help(CLI.requested)},
+                # without allow_abbrev=False a misspelt option might pass for another
+                parser_kwargs={"exit_on_error": False, "allow_abbrev": False, CLI.requested: _help(CLI.requested)},
                 args=argv,
             )
         except ArgumentError as error:

@@ -230,6 +230,7 @@ BAD_OPTIONS = {
     "option": (["fit", "--config=CONFIG", "--model.head.diagnal=3"], "did you mean 'diagonal'"),
     "value": (["fit", "--config=CONFIG", "--model.head.diagonal=abc"], "expected float"),
     "choice": (["fit", "--config=CONFIG", "--model.head=CrowdLayer", "--model.head.kind=XX"], "expected one of 'MW'"),
+    "abbreviation": (["fit", "--config=CONFIG", "--trainer.max_epoch=3"], "no such option"),
     "unknown": (["fit", "--config=CONFIG", "--nonsense=1"], "no such option"),
     "no checkpoint": (["test", "--config=CONFIG"], "--ckpt_path"),
     "missing checkpoint": (["test", "--config=CONFIG", "--ckpt_path=nowhere.ckpt"], "no such file"),
