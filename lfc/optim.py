@@ -130,25 +130,24 @@ class RowAdam(Optimizer):
     def _advance(self, param: Tensor, rows: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
         step, (beta1, beta2) = state["step"].item(), group["betas"]
         since = state["last"].index_select(0, rows)  # (V,) s
-        late = since < step
-        count = int(late.sum())
-        if not count:
+        late = (since < step).nonzero().squeeze(-1)
+        if not len(late):
             return
-        if count < len(rows):
-            rows, since = rows[late], since[late]
+        if len(late) < len(rows):
+            rows, since = rows.index_select(0, late), since.index_select(0, late)
 
         since = since.double()
         bases, sums = _coasting(beta1, beta2, param.device)
         start, end = since.long().clamp_(max=sums.shape[1] - 1), min(int(step), sums.shape[1] - 1)
         decay = bases ** (step - since)  # (3, V): q^n, β1^n, β2^n
-        left = sums[:, start] - decay[:2] * sums[:, end, None]  # (2, V): A, B
+        left = torch.addcmul(sums.index_select(1, start), decay[:2], sums[:, end, None], value=-1)  # (2, V): A, B
         scale = torch.tensor([[math.sqrt(beta2)], [group["eps"]]], dtype=left.dtype, device=left.device)
         shape = (-1, *[1] * (param.dim() - 1))
         root_scale, root_shift = (scale / left).to(param.dtype).view(2, *shape)
         m_decay, v_decay = decay[1:].to(param.dtype).view(2, *shape)
 
         m, v = state["exp_avg"].index_select(0, rows), state["exp_avg_sq"].index_select(0, rows)
-        root = v.sqrt().mul_(root_scale).add_(root_shift)
+        root = torch.addcmul(root_shift, v.sqrt(), root_scale)
         new = param.index_select(0, rows).addcdiv_(m, root, value=-float(group["lr"]) * beta1)
         param.index_copy_(0, rows, new)
         state["exp_avg"].index_copy_(0, rows, m.mul_(m_decay))

@@ -299,3 +299,11 @@ def test_data_that_cannot_be_trained_on_leaves_no_folder(tmp_path):
     with pytest.raises(SystemExit):
         fit(tmp_path, f"--data.path={crowd}", config="labelme")
     assert not list((tmp_path / "labelme").iterdir())
+
+
+@pytest.mark.parametrize("options", [["--run.monitor=none"], ["--data.holdout=0"]], ids=str)
+def test_with_nothing_to_choose_by_the_last_epoch_is_kept(tmp_path, options):
+    crowd = write_crowd(tmp_path / "zoo", valid=False)
+    fit(tmp_path, f"--data.path={crowd}", *options, "--trainer.max_epochs=3", config="labelme")
+    found = metrics(tmp_path / "labelme" / "SpeeLFC-seed0")
+    assert found["monitor"] is None and found["best_epoch"] == 2

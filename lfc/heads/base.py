@@ -21,6 +21,7 @@ class AnnotatorTable(nn.Embedding):
         row: ``(...)`` what every annotator's row is at first.
         num_annotators: Number of rows ``R``.
 
+    >>> import torch
     >>> table = AnnotatorTable(torch.eye(2), num_annotators=1000)
     >>> table(torch.tensor([7, 7, 3])).shape
     torch.Size([3, 2, 2])
