@@ -42,6 +42,15 @@ def _coasting(beta1: float, beta2: float, device: torch.device) -> tuple[Tensor,
     return bases, sums
 
 
+def _rows(grad: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows ``(V,)`` that a sparse gradient has, each once, and their values ``(V, ...)``."""
+    rows = grad._indices()[0]
+    if (rows[1:] > rows[:-1]).all():  # as where a table was read once, without repeats: there is nothing to sum
+        return rows, grad._values()
+    grad = grad.coalesce()
+    return grad.indices()[0], grad.values()
+
+
 class RowAdam(Optimizer):
     """Adam of Kingma & Ba, *Adam: A Method for Stochastic Optimization*, ICLR 2015, for tables with sparse gradients.
 
@@ -184,8 +193,7 @@ class RowAdam(Optimizer):
             state["last"] = torch.zeros(len(param), device=param.device)  # loading casts to the table's dtype
         assert param.grad is not None
         if param.grad.is_sparse:
-            sparse = param.grad.coalesce()
-            rows, grad = sparse.indices()[0], sparse.values()  # (V,), (V, ...)
+            rows, grad = _rows(param.grad)
         else:
             rows, grad = torch.arange(len(param), device=param.device), param.grad
         self._advance(param, rows, state, group)

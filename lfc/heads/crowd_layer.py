@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lfc.batch import CrowdBatch
-from lfc.heads.base import AnnotatorTable, Head
+from lfc.heads.base import AnnotatorTable, Head, gather_rows
 
 CERTAIN = 0.99
 """Confidence at which the confusion of a log-probability layer is read off."""
@@ -72,6 +72,10 @@ class CrowdLayer(Head):
         """``z`` of each annotation, ``(A, K)``; ``W`` has the class said in its rows, the true class in its columns."""
         z = p
         if self.weight is not None:
-            weight = self.weight(annotator)
+            rows, inverse = gather_rows(self.weight, annotator)
+            weight = rows.index_select(0, inverse)
             z = (weight * p[:, None]).sum(-1) if self.kind == "MW" else weight * p
-        return z if self.bias is None else z + self.bias(annotator)
+        if self.bias is not None:
+            rows, inverse = gather_rows(self.bias, annotator)
+            z = z + rows.index_select(0, inverse)
+        return z
