@@ -48,14 +48,16 @@ def latest(scores: torch.Tensor) -> int:
     return int((scores == scores.max()).nonzero().max())
 
 
-def run(name: str, path: str | None, head: str, seed: int, epochs: int, holdout: float) -> dict[str, Any]:
+def run(
+    name: str, path: str | None, head: str, seed: int, epochs: int, holdout: float, annotator_lr: float | None
+) -> dict[str, Any]:
     """Test accuracy at the epoch that each way chooses, and which epochs these are."""
     if path is None:
         data: Any = SimulatedDataModule(source=name, seed=seed, holdout=holdout, **SIMULATED[name])
     else:
         data = FeatureDataModule(path, holdout=holdout, split_seed=seed)
     every = EveryEpoch()
-    train(data, getattr(heads, head), epochs=epochs, seed=seed, callbacks=[every])
+    train(data, getattr(heads, head), epochs=epochs, seed=seed, callbacks=[every], annotator_lr=annotator_lr)
     accuracy, nll, tested = torch.tensor(every.epochs, dtype=torch.float64).T
     # of equals the latest, as the checkpoint has it
     chosen = {"gold": latest(accuracy), "held out": latest(-nll), "last": len(tested) - 1}
@@ -70,6 +72,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=50)
     parser.add_argument("--holdout", type=float, default=0.1, help="share of the annotations held out")
+    parser.add_argument("--annotator-lr", type=float, help="rate of the annotators' parameters; by default that of all")
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2, help="processes, of a thread each")
     options = parser.parse_args()
 
@@ -79,10 +83,10 @@ def main() -> None:
     if not crowds:
         return
     jobs = [
-        (name, path, head, seed, options.epochs, options.holdout)
+        (name, path, head, seed, options.epochs, options.holdout, options.annotator_lr)
         for name, path in crowds.items()
         for head in HEADS
-        for seed in range(options.seeds)
+        for seed in range(options.first_seed, options.first_seed + options.seeds)
     ]
     results = dict(zip(jobs, parallel(run, jobs, options.workers, "selection")))
     rows = []
@@ -101,7 +105,8 @@ def main() -> None:
     columns += ["last less gold", "epochs by gold", "epochs by held-out", "within 1 point"]
     title = (
         f"Test accuracy of the epoch chosen, %: {options.seeds} seeds, {options.epochs} epochs, "
-        f"{options.holdout:.0%} of the annotations held out, mean ± 95 % interval"
+        f"{options.holdout:.0%} of the annotations held out, "
+        f"annotators' rate {options.annotator_lr or 'that of all'}, mean ± 95 % interval"
     )
     show("selection", title, columns, rows)
 
