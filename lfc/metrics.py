@@ -81,17 +81,17 @@ class Scores(nn.Module):
             metric.reset()  # type: ignore[operator]
 
 
-def label_scores(posterior: Tensor, gold: Tensor, votes: Tensor) -> dict[str, Tensor]:
-    """How often the inferred labels ``(n, K)`` are right, and how often the majority vote, ties to the first class.
+def label_scores(posterior: Tensor, gold: Tensor, majority: Tensor) -> dict[str, Tensor]:
+    """How often the inferred labels ``(n, K)`` are right, and how often the majority vote ``(n,)``.
 
-    >>> posterior, votes = torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([[1.0, 0.0], [2.0, 1.0]])
-    >>> label_scores(posterior, torch.tensor([0, 1]), votes)
+    >>> posterior, majority = torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0])
+    >>> label_scores(posterior, torch.tensor([0, 1]), majority)
     {'labels/acc': tensor(1.), 'labels/majority_acc': tensor(0.5000)}
     """
     known = gold >= 0
     if not known.any():
         return {}
-    right = {"labels/acc": posterior.argmax(-1) == gold, "labels/majority_acc": votes.argmax(-1) == gold}
+    right = {"labels/acc": posterior.argmax(-1) == gold, "labels/majority_acc": majority == gold}
     return {name: values[known].float().mean() for name, values in right.items()}
 
 

@@ -178,6 +178,7 @@ class CrowdClassifier(LightningModule):
         checkpoint["lfc"] = {name: getattr(self.head, name) for name in sizes}
         checkpoint["lfc"]["backbone_in_features"] = getattr(self.data, "in_features", None)
         checkpoint["lfc"]["classes"] = list(self.data.classes)
+        checkpoint["lfc"]["annotators"] = self.data.annotators_digest
 
     def validation_step(self, batch: CrowdBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Score a batch against its gold labels, and under the head its annotations, none of which were trained on."""
@@ -246,7 +247,7 @@ class CrowdClassifier(LightningModule):
             for group in optimizer.param_groups:
                 group["fused"] = True if group["fused"] is None else group["fused"]
         if tables and self._by_row(optimizer):
-            rate = self.lrs["annotators"] or optimizer.defaults["lr"]
+            rate = optimizer.defaults["lr"] if self.lrs["annotators"] is None else self.lrs["annotators"]
             rows = RowAdam(tables, lr=rate, betas=optimizer.defaults["betas"], eps=optimizer.defaults["eps"])
             for table in self.tables:
                 table.sparse, table.before_read = True, partial(rows.advance, table.weight)

@@ -11,6 +11,7 @@ from lfc.batch import CrowdBatch
 from lfc.datamodules.base import CrowdDataModule
 from lfc.functional import confusion_counts, normalize_rows
 from lfc.heads.base import ConfusionHead, Head
+from lfc.heads.majority import vote_distribution
 from lfc.metrics import annotator_scores, label_scores, wrong_label_auroc
 
 LARGEST = 500_000_000
@@ -56,6 +57,7 @@ class Report:
         table, self.gold = annotated.annotations, annotated.gold
         self.batch = CrowdBatch(None, torch.arange(len(table)), table.item, table.annotator, table.label)
         self.votes = self.batch.votes(self.posterior.shape[-1])
+        self.majority = vote_distribution(self.votes, "hard").argmax(-1)
         self.labels = torch.bincount(table.annotator, minlength=len(self.data.table.annotators))
         """``(R,)`` how many labels each annotator gave."""
         if self._sums is not None:
@@ -109,7 +111,7 @@ class Report:
         on_known = known[self.batch.row]
         wrong = self.gold[self.batch.row] != self.batch.label
         return {
-            **label_scores(self.posterior, self.gold, self.votes),
+            **label_scores(self.posterior, self.gold, self.majority),
             **self._matrix_scores(known & self._train),
             **wrong_label_auroc(self.trust[on_known], wrong[on_known]),
         }
@@ -138,7 +140,7 @@ class Report:
         assert self.gold is not None
         yield ["item", "label", "confidence", *(f"p_{name}" for name in self.data.classes), "majority", "gold"]
         index = self.data.datasets["annotated"].index.tolist()
-        rows = zip(index, self.posterior.tolist(), self.votes.argmax(-1).tolist(), self.gold.tolist(), strict=True)
+        rows = zip(index, self.posterior.tolist(), self.majority.tolist(), self.gold.tolist(), strict=True)
         for item, p, majority, gold in rows:
             yield [self.data.table.items[item], *self._probabilities(p), self._name(majority), self._name(gold)]
 

@@ -142,7 +142,7 @@ class CLI(LightningCLI):
             saved = torch.load(path, weights_only=True, map_location="cpu")["lfc"]
         except Exception as error:
             raise UserError(f"--ckpt_path={path}: not a checkpoint of lfc ({type(error).__name__})") from error
-        self.trained_classes = saved.pop("classes")
+        self.trained_classes, self.trained_annotators = saved.pop("classes"), saved.pop("annotators")
         self.sizes = {} if self.subcommand == "fit" else {k: v for k, v in saved.items() if k != "in_features"}
 
     def instantiate_classes(self) -> None:
@@ -169,7 +169,11 @@ class CLI(LightningCLI):
         self.checkpoint: ModelCheckpoint | None = None
         self.started = time.monotonic()
         data = self.datamodule
-        if self.subcommand != "fit":
+        if config.get("ckpt_path"):
+            if self.subcommand != "predict" and data.annotators_digest != self.trained_annotators:
+                raise UserError(
+                    "the checkpoint's annotators are not those of the data; give the data it was trained on"
+                )
             classes = data.table.classes
             if classes and classes != self.trained_classes:
                 raise UserError(
@@ -184,7 +188,11 @@ class CLI(LightningCLI):
             kwargs["enable_model_summary"] = False
         if self.subcommand == "fit" and not config.trainer.get("fast_dev_run"):
             self.folder = self._make_folder(config)
-            self.checkpoint, *others = self._selection(options)
+            try:
+                self.checkpoint, *others = self._selection(options)
+            except UserError:
+                self._discard()
+                raise
             kwargs["callbacks"] = [*kwargs.get("callbacks", []), *others, self.checkpoint, self._every_epoch()]
             kwargs["default_root_dir"] = str(self.folder)
             kwargs["logger"] = [History(self.folder), *self._wandb(config)]
@@ -216,6 +224,12 @@ class CLI(LightningCLI):
         folder = new_folder(*self._place(config)).resolve()
         self._announce(folder)
         return folder
+
+    @rank_zero_only
+    def _discard(self) -> None:
+        """Take away the folder of a run that never began."""
+        if self.folder is not None and not (self.folder / "checkpoints").exists():
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _announce(self, folder: Path) -> None:
         os.environ["LFC_RUN_FOLDER"] = str(folder)
@@ -294,8 +308,7 @@ class CLI(LightningCLI):
         try:
             self._fit(**kwargs)
         except UserError:  # found while the data was set up: nothing was trained, so nothing is left behind
-            if not (self.folder / "checkpoints").exists() and self.trainer.is_global_zero:
-                shutil.rmtree(self.folder, ignore_errors=True)
+            self._discard()
             raise
         finally:
             os.environ.pop("LFC_RUN_FOLDER", None)  # the next run of this process makes its own

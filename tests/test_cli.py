@@ -307,3 +307,17 @@ def test_with_nothing_to_choose_by_the_last_epoch_is_kept(tmp_path, options):
     fit(tmp_path, f"--data.path={crowd}", *options, "--trainer.max_epochs=3", config="labelme")
     found = metrics(tmp_path / "labelme" / "SpeeLFC-seed0")
     assert found["monitor"] is None and found["best_epoch"] == 2
+
+
+def test_a_checkpoint_is_not_scored_on_other_annotators(tmp_path, capsys):
+    crowd = write_crowd(tmp_path / "zoo")
+    fit(tmp_path, f"--data.path={crowd}", config="labelme")
+    other = write_crowd(tmp_path / "other")
+    table = other / "annotations.csv"
+    table.write_text(table.read_text().replace(",ann,", ",zoe,"))
+    run = tmp_path / "labelme" / "SpeeLFC-seed0"
+    with pytest.raises(SystemExit, match="2"):
+        main(
+            ["test", f"--config={run}/config.yaml", f"--ckpt_path={run}/checkpoints/best.ckpt", f"--data.path={other}"]
+        )
+    assert "annotators are not those of the data" in capsys.readouterr().err
