@@ -85,6 +85,15 @@ def normalize_rows(counts: Tensor) -> Tensor:
     return torch.where(total > 0, counts / total.where(total > 0, 1.0), 1 / counts.shape[-1])
 
 
+def relative_change(new: Tensor, old: Tensor) -> Tensor:
+    """Mean of ``|new - old| / old`` over positive entries: how far a round of EM moved its parameters.
+
+    >>> relative_change(torch.tensor([0.5, 0.5]), torch.tensor([0.4, 0.6]))
+    tensor(0.2083)
+    """
+    return ((new - old).abs() / old.clamp_min(1e-7)).mean()
+
+
 def jensen_shannon(p: Tensor, q: Tensor, floor: float = 1e-7) -> Tensor:
     """Jensen-Shannon divergence of distributions along the last axis, in bits, so between 0 and 1.
 

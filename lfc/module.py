@@ -1,8 +1,11 @@
 """The LightningModule: backbone, then head; the only file that knows of ranks."""
 
+import math
 import os
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -10,6 +13,7 @@ import torch
 from pytorch_lightning import LightningModule
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable, ReduceLROnPlateau
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
+from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -24,6 +28,26 @@ from lfc.report import Report
 
 MANY_ANNOTATORS = 10_000
 """From here on a dense update of every annotator costs more than the rest of the step."""
+
+
+@dataclass
+class EM:
+    """Where EM stands; a checkpoint keeps it."""
+
+    round: int = 0
+    """Rounds done since the last start."""
+    epochs: int = 0
+    """Epochs done in this round, or of fine-tuning."""
+    objective: float = math.nan
+    """Log-likelihood and log-prior that the last E-step found."""
+    finetuning: bool = False
+    done: bool = False
+    start: int = 0
+    """Which start this is, from 0."""
+    best: float = -math.inf
+    """What the best start ended with."""
+    weights: dict[str, Tensor] | None = None
+    """Where the best start ended."""
 
 
 class CrowdClassifier(LightningModule):
@@ -41,6 +65,11 @@ class CrowdClassifier(LightningModule):
         annotator_update: How the annotators' parameters are updated: ``dense`` as all others, every annotator in every
             step, or ``rows``, only those of the batch (:class:`lfc.optim.RowAdam`, which makes up for the steps a row
             was absent). ``auto`` takes ``rows`` for Adam and AdamW from ten thousand annotators on.
+        restarts: How many times a head with EM starts from other random numbers, one after the other. Training ends
+            with the best of them.
+        restart_criterion: Which of them is the best: that of the greatest ``likelihood`` (with the priors), or of the
+            greatest agreement of inferred labels with the ``majority`` vote, since a crowd explained best may be one
+            whose classes have changed places.
     """
 
     prepared: Tensor
@@ -56,8 +85,12 @@ class CrowdClassifier(LightningModule):
         head_lr: float | None = None,
         annotator_lr: float | None = None,
         annotator_update: Literal["auto", "dense", "rows"] = "auto",
+        restarts: int = 1,
+        restart_criterion: Literal["likelihood", "majority"] = "likelihood",
     ) -> None:
         super().__init__()
+        if restarts > 1 and not (head.em_every or head.em_steps):
+            raise UserError(f"--model.restarts={restarts}: {type(head).__name__} has no EM to restart; take 1")
         with warnings.catch_warnings():  # that modules are in the checkpoint already; see on_save_checkpoint
             warnings.filterwarnings("ignore", message=".*is an instance of `nn.Module`.*")
             self.save_hyperparameters(logger=False)
@@ -65,6 +98,9 @@ class CrowdClassifier(LightningModule):
         self.optimizer, self.lr_scheduler, self.lr_interval = optimizer, lr_scheduler, lr_interval
         self.lrs = {"backbone": backbone_lr, "head": head_lr, "annotators": annotator_lr}
         self.annotator_update = annotator_update
+        self.restarts, self.restart_criterion = restarts, restart_criterion
+        self.em = EM()
+        self._recorded: dict[str, float] = {}
         self.register_buffer("prepared", torch.tensor(False))
         self.val_scores, self.test_scores = Scores(head.num_classes), Scores(head.num_classes, full=True)
         self.report: Report | None = None
@@ -96,6 +132,8 @@ class CrowdClassifier(LightningModule):
             by_row = self._by_row(self.optimizer([nn.Parameter(torch.zeros(1))]))
             for table in self.tables:
                 table.sparse = by_row
+        # a head's buffers are equal on every rank; DDP would send them around in every step
+        self._ddp_params_and_buffers_to_ignore = [f"head.{name}" for name, _ in self.head.named_buffers()]
 
     def on_fit_start(self) -> None:
         """Let backbone and head look at the data once; a resumed run has that in its checkpoint."""
@@ -108,8 +146,25 @@ class CrowdClassifier(LightningModule):
         if type(self.backbone).prepare is not Backbone.prepare:
             loader = data.loader("train", rank=0, world=1)
             self.backbone.prepare(batch.to(self.device).inputs for batch in loader)
-        self.head.prepare(data.crowd().to(self.device))
+        with self._drawing():
+            self.head.prepare(self._crowd)
         self.prepared.fill_(True)
+
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """Random numbers that depend on seed and start alone, so that every rank draws the same."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed * 1_000_003 + self.em.start)
+            yield
+
+    @property
+    def _seed(self) -> int:
+        return int(os.environ.get("PL_GLOBAL_SEED", 0))
+
+    @property
+    def _crowd(self) -> CrowdBatch:
+        """Every training annotation."""
+        return self.data.crowd().to(self.device)
 
     @property
     def data(self) -> CrowdDataModule:
@@ -119,13 +174,27 @@ class CrowdClassifier(LightningModule):
             raise UserError("CrowdClassifier needs a CrowdDataModule; pass it as trainer.fit(model, datamodule=data)")
         return data
 
+    def on_train_start(self) -> None:
+        """Lay out the rounds of EM over the epochs there are."""
+        head, batches, epochs = self.head, int(self.trainer.num_training_batches), self.trainer.max_epochs or -1
+        self._round_epochs = head.em_every or -(-head.em_steps // max(batches, 1))
+        self._finetune_epochs = -(-head.finetune_steps // max(batches, 1))
+        if not head.em_steps or head.em_every or head.em_rounds is None or epochs < 0:
+            return
+        wanted = head.em_rounds * self._round_epochs + self._finetune_epochs
+        if wanted * self.restarts > epochs:
+            share = epochs / self.restarts / wanted
+            self._round_epochs = max(1, int(self._round_epochs * share))
+            self._finetune_epochs = int(self._finetune_epochs * share)
+            rank_zero_info(
+                f"note: {type(head).__name__} would take {wanted * self.restarts} epochs; there are {epochs}, so a "
+                f"round has {self._round_epochs} and fine-tuning {self._finetune_epochs} (--trainer.max_epochs)"
+            )
+
     def on_train_epoch_start(self) -> None:
-        """Make the epoch's randomness a function of seed and epoch, so that a resumed run is the same run; do EM."""
-        seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
-        torch.manual_seed((seed * 100_003 + self.current_epoch) * self.trainer.world_size + self.global_rank)
+        """Make the epoch's randomness a function of seed and epoch, so that a resumed run is the same run."""
+        torch.manual_seed((self._seed * 100_003 + self.current_epoch) * self.trainer.world_size + self.global_rank)
         self._loss = torch.zeros(2, device=self.device)  # summed loss, items
-        if self.head.em_every and self.current_epoch % self.head.em_every == 0:
-            self.head.m_step(self.e_step(), self.data.crowd().to(self.device))
 
     def training_step(self, batch: CrowdBatch, batch_idx: int) -> Tensor:
         """The head's loss of a batch."""
@@ -140,24 +209,109 @@ class CrowdClassifier(LightningModule):
                 logger.log_metrics({"train/batch_loss": loss.item(), "epoch": self.current_epoch}, self.global_step)
         return loss
 
-    def on_train_epoch_end(self) -> None:
-        """Log the mean loss over the epoch's items, whatever rank saw them; no row is late, even without validation."""
+    def on_train_batch_end(self, outputs: Any, batch: CrowdBatch, batch_idx: int) -> None:
+        """After the last batch, before anything is validated or saved: no row is late, and EM has its say."""
+        if not self.trainer.is_last_batch:
+            return
         self.catch_up()
-        total = self.trainer.strategy.reduce(self._loss, reduce_op="sum")
-        self.log("train/loss", cast(Tensor, total)[0] / cast(Tensor, total)[1], rank_zero_only=True)
+        total = cast(Tensor, self.trainer.strategy.reduce(self._loss, reduce_op="sum"))
+        self._record({"train/loss": (total[0] / total[1]).item()})
+        if (self.head.em_every or self.head.em_steps) and not self.em.done:
+            self._em_epoch()
 
-    @torch.no_grad()
-    def e_step(self) -> Tensor:
-        """The head's E-step of every training item, ``(N, ...)``, equal on every rank."""
+    def on_train_epoch_end(self) -> None:
+        """Let callbacks see the mean loss over the epoch's items, whatever rank saw them."""
+        self.log_dict(self._recorded, logger=False, rank_zero_only=True)
+
+    def _record(self, scores: dict[str, float]) -> None:
+        """Log at once: what a logger hears at the end of an epoch, a run killed while it saves has lost."""
+        self._recorded = scores if "train/loss" in scores else self._recorded | scores
+        for logger in self.loggers:
+            logger.log_metrics(scores | {"epoch": self.current_epoch}, self.global_step - 1)
+
+    # EM
+
+    def _em_epoch(self) -> None:
+        """An epoch is over: perhaps a round is, perhaps EM, perhaps this start, perhaps all."""
+        em, head = self.em, self.head
+        em.epochs += 1
+        over = False
+        if em.finetuning:
+            over = em.epochs >= self._finetune_epochs
+        elif em.epochs >= self._round_epochs:
+            rows, objective = self.e_step()
+            change = head.m_step(rows, self._crowd)
+            em.round, em.epochs = em.round + 1, 0
+            scores = {"train/em_objective": objective, "train/em_round": float(em.round)}
+            self._record(scores | ({"train/em_start": float(em.start)} if self.restarts > 1 else {}))
+            small = abs(objective - em.objective) <= head.em_tol * abs(em.objective)  # never at first: it is NaN
+            converged = head.em_tol > 0 and small and (change is None or float(change) <= head.em_tol)
+            em.objective = objective
+            if converged or em.round == head.em_rounds:
+                over = not self._finetune_epochs
+                em.finetuning = head.finetuning = not over
+        if over or (self.restarts > 1 and self.current_epoch + 1 == self.trainer.max_epochs):
+            self._end_start()
+
+    def _end_start(self) -> None:
+        """This start has come to its end: begin the next, or end with the best."""
+        em = self.em
+        if self.restarts > 1 and (score := self._score()) > em.best:
+            em.best = score
+            em.weights = {name: value.detach().cpu().clone() for name, value in self.state_dict().items()}
+        if em.start + 1 < self.restarts and self.current_epoch + 1 != self.trainer.max_epochs:
+            self.em = EM(start=em.start + 1, best=em.best, weights=em.weights)
+            self.head.finetuning = False
+            with self._drawing():
+                self.backbone.restart()
+                self.head.restart(self._crowd)
+            self.trainer.strategy.setup_optimizers(self.trainer)
+            return
+        if em.weights is not None:
+            self.load_state_dict(em.weights)
+            em.weights = None
+        em.done = self.trainer.should_stop = True
+
+    def _score(self) -> float:
+        """By what starts are compared."""
+        if self.restart_criterion == "likelihood":
+            return self.e_step()[1]
+        agreed = torch.zeros(2, device=self.device)
+        with self._inference():
+            for batch in self._shard():
+                votes = batch.votes(self.head.num_classes)
+                label = self.head.posterior(self.features(batch.inputs), batch).argmax(-1, keepdim=True)
+                most = votes.amax(-1)
+                agreed[0] += ((votes.gather(1, label).squeeze(1) == most) & (most > 0)).sum()
+                agreed[1] += (most > 0).sum()
+        agreed = cast(Tensor, self.trainer.strategy.reduce(agreed, reduce_op="sum"))
+        return (agreed[0] / agreed[1]).item()
+
+    def e_step(self) -> tuple[Tensor, float]:
+        """The head's E-step of every training item, ``(N, ...)``, and what EM maximises; equal on every rank."""
         table: Tensor | None = None
+        objective = torch.zeros((), dtype=torch.float64)
+        with self._inference():
+            for batch in self._shard():
+                features = self.features(batch.inputs)
+                rows = self.head.e_step(features, batch)
+                if table is None:
+                    table = rows.new_zeros(self.head.num_items, *rows.shape[1:])
+                table[batch.items] = rows
+                objective += self.head.log_likelihood(features, batch).double().sum().cpu()
+        reduce = partial(self.trainer.strategy.reduce, reduce_op="sum")
+        total = cast(Tensor, reduce(objective)).item() + float(self.head.log_prior())
+        return cast(Tensor, reduce(table)), total
+
+    @contextmanager
+    def _inference(self) -> Iterator[None]:
+        """No gradients, no dropout, float32."""
+        training = [module for module in self.modules() if module.training]
         self.eval()
-        for batch in self._shard():
-            rows = self.head.e_step(self.features(batch.inputs), batch)
-            if table is None:
-                table = rows.new_zeros(self.head.num_items, *rows.shape[1:])
-            table[batch.items] = rows
-        self.train()
-        return cast(Tensor, self.trainer.strategy.reduce(table, reduce_op="sum"))
+        with torch.no_grad(), self._float32():
+            yield
+        for module in training:
+            module.training = True
 
     def _shard(self) -> Iterator[CrowdBatch]:
         """This rank's share of the training items, each once, in order."""
@@ -179,6 +333,12 @@ class CrowdClassifier(LightningModule):
         checkpoint["lfc"]["backbone_in_features"] = getattr(self.data, "in_features", None)
         checkpoint["lfc"]["classes"] = list(self.data.classes)
         checkpoint["lfc"]["annotators"] = self.data.annotators_digest
+        checkpoint["em"] = asdict(self.em)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Go on where EM stood."""
+        self.em = EM(**checkpoint.get("em", {}))
+        self.head.finetuning = self.em.finetuning
 
     def validation_step(self, batch: CrowdBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Score a batch against its gold labels, and under the head its annotations, none of which were trained on."""

@@ -97,7 +97,7 @@ def _check_head(build: Callable[..., Head], sizes: dict[str, int]) -> None:
     features = torch.randn(5, sizes["in_features"], requires_grad=True)
     crowd = whole_crowd(batch, sizes["num_items"])
     head.prepare(crowd)
-    if head.em_every:
+    if head.em_every or head.em_steps:
         _em_round(head, features, batch, crowd)
 
     # one loss, with a gradient for everything that is learned

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lfc.errors import UserError
+
 
 class Backbone(nn.Module, ABC):
     """Inputs in, features ``(B, out_features)`` out.
@@ -23,3 +25,16 @@ class Backbone(nn.Module, ABC):
 
     def prepare(self, inputs: Iterable[Any]) -> None:
         """Look at the training inputs once, before training, batch by batch; what is learned goes into buffers."""
+
+    def restart(self) -> None:
+        """Begin anew from other random numbers, where there are any; a backbone with given weights has none."""
+        raise UserError(
+            f"{type(self).__name__} starts from given weights, so a restart is no other start; take --model.restarts=1"
+        )
+
+
+def redraw(module: nn.Module) -> None:
+    """Draw anew, from the global generator, every parameter of a module that knows how it began."""
+    for part in module.modules():
+        if callable(reset := getattr(part, "reset_parameters", None)):
+            reset()

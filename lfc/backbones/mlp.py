@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lfc.backbones.base import Backbone
+from lfc.backbones.base import Backbone, redraw
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "selu": nn.SELU, "tanh": nn.Tanh}
 
@@ -66,6 +66,10 @@ class MLP(Backbone):
         deviation = (square / count).sqrt()
         self.mean.copy_(mean)
         self.scale.copy_(torch.where(deviation > 1e-12 * mean.abs(), deviation, 1.0))
+
+    def restart(self) -> None:
+        """Draw the weights anew."""
+        redraw(self)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Features ``(B, out_features)`` of feature vectors ``(B, in_features)``."""

@@ -4,9 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from lfc import functional
+from lfc.backbones.base import redraw
 from lfc.batch import CrowdBatch
 
 
@@ -29,9 +31,14 @@ class AnnotatorTable(nn.Embedding):
 
     def __init__(self, row: Tensor, num_annotators: int) -> None:
         super().__init__(num_annotators, row.numel(), _weight=row.reshape(1, -1).repeat(num_annotators, 1))
-        self.shape = row.shape
+        self.shape, self.first = row.shape, row.detach().reshape(1, -1).clone()
         self.before_read: Callable[[Tensor | None], None] | None = None
         """Called with the rows about to be read in training (``None``: all); ``RowAdam`` catches them up."""
+
+    def reset_parameters(self) -> None:
+        """Every row as it was at first; a table that starts at random draws anew."""
+        with torch.no_grad():
+            self.weight.copy_(self.first.expand_as(self.weight))
 
     def forward(self, annotator: Tensor) -> Tensor:
         """The rows of ``annotator (A,)``, ``(A, ...)``."""
@@ -52,6 +59,11 @@ class Head(nn.Module, ABC):
     :meth:`m_step`. All is plain tensor code, without ranks, loaders or hooks. State that gradients do not reach lives
     in persistent buffers, so that checkpoints carry it.
 
+    EM goes in rounds: some epochs of gradient descent on :meth:`loss`, which is the M-step of the network against what
+    the last E-step left in the buffers; then the E-step of every training item; then :meth:`m_step`, which has closed
+    forms. :meth:`prepare` stands for the first E-step and M-step, so most EM heads end it with ``self.m_step(votes,
+    crowd)``. EM ends after ``em_rounds``, or when a round changes little; training then stops, or goes on to fine-tune.
+
     Args:
         in_features: Width ``D`` of the backbone's output; set by the backbone.
         num_classes: Number of classes ``K``; set by the data.
@@ -60,7 +72,17 @@ class Head(nn.Module, ABC):
     """
 
     em_every: int = 0
-    """Epochs between EM rounds; 0 means that gradients are all there is."""
+    """Epochs in an EM round; 0, with no ``em_steps`` either, means that gradients are all there is."""
+    em_steps: int = 0
+    """Gradient steps in an EM round, made up to whole epochs, for a head that counts these instead of epochs."""
+    em_rounds: int | None = None
+    """Most rounds of EM; ``None`` goes on as long as training does."""
+    em_tol: float = 0.0
+    """EM ends when a round changes :meth:`objective` and the closed-form parameters by no more than this share."""
+    finetune_steps: int = 0
+    """Gradient steps after EM, with :attr:`finetuning` set."""
+    finetuning: bool = False
+    """Whether EM is over and :meth:`loss` is to be the likelihood itself; set by the module."""
     needs_gold: bool = False
     """Whether the head is trained on gold labels; every other head must not read them."""
 
@@ -96,13 +118,29 @@ class Head(nn.Module, ABC):
         """Rows ``(B, ...)`` of what :meth:`m_step` needs; the posterior unless a head keeps more."""
         return self.posterior(features, batch)
 
-    def m_step(self, rows: Tensor, crowd: CrowdBatch) -> None:
+    def m_step(self, rows: Tensor, crowd: CrowdBatch) -> Tensor | None:
         """Update, in place, the buffers that gradient descent does not.
 
         Args:
             rows: :meth:`e_step` of every training item, ``(N, ...)``, equal on every rank.
             crowd: Every training annotation; row ``i`` is item ``i`` and ``inputs`` is ``None``.
+
+        Returns:
+            Mean relative change of what has a closed form, for the test of convergence; ``None`` where nothing has.
         """
+
+    def log_likelihood(self, features: Tensor, batch: CrowdBatch) -> Tensor:
+        """Of each item's annotations, ``(B,)``, as the head's EM maximises it; by default each annotation by itself."""
+        return self(features).new_zeros(len(batch)).index_add(0, batch.row, self.annotation_log_prob(features, batch))
+
+    def log_prior(self) -> Tensor | float:
+        """What priors add to the log-likelihood: the sum is what an exact round of EM never lowers."""
+        return 0.0
+
+    def restart(self, crowd: CrowdBatch) -> None:
+        """Begin anew from other random numbers: what was drawn is drawn again, then :meth:`prepare`."""
+        redraw(self)
+        self.prepare(crowd)
 
     def annotators(self) -> dict[str, Tensor]:
         """What was learned of each annotator, detached, ``R`` rows each.
@@ -139,6 +177,12 @@ class ConfusionHead(Head):
     def posterior(self, features: Tensor, batch: CrowdBatch) -> Tensor:
         """Bayes' rule over the network's opinion and all annotations of the item, ``(B, K)``."""
         return functional.posterior(self(features), self.log_obs(features, batch), batch.row)
+
+    def log_likelihood(self, features: Tensor, batch: CrowdBatch) -> Tensor:
+        """Of each item's annotations, ``(B,)``: per annotation or joint, as :attr:`likelihood` says."""
+        if self.likelihood == "per_annotation":
+            return super().log_likelihood(features, batch)
+        return functional.joint_log_likelihood(self(features), self.log_obs(features, batch), batch.row)
 
 
 def gather_rows(table: AnnotatorTable, annotator: Tensor) -> tuple[Tensor, Tensor]:
