@@ -40,6 +40,11 @@ class CrowdBatch:
     def __len__(self) -> int:
         return len(self.items)
 
+    @property
+    def labelled(self) -> Tensor:
+        """``(B,)`` whether anybody labelled the item."""
+        return torch.zeros(len(self), dtype=torch.bool, device=self.row.device).index_fill_(0, self.row, True)
+
     def votes(self, num_classes: int) -> Tensor:
         """How often each item was given each class, ``(B, K)``.
 

@@ -101,5 +101,14 @@ def _options(path: str | None, wrong: str) -> str:
         ):
             parameters = inspect.signature(cls.__init__).parameters.values()
             names |= {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
-    linked = {"self", "crowd", "in_features", "num_classes", "num_annotators", "num_items"}
+    linked = {
+        "self",
+        "crowd",
+        "in_features",
+        "num_classes",
+        "num_annotators",
+        "num_items",
+        "num_tasks",
+        "profile_features",
+    }
     return suggest(wrong, names - linked) if names - linked else "it has none"

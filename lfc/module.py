@@ -30,6 +30,13 @@ MANY_ANNOTATORS = 10_000
 """From here on a dense update of every annotator costs more than the rest of the step."""
 
 
+def split_task(inputs: Any) -> tuple[Any, Tensor | None]:
+    """What the backbone reads, and the task ``(B,)`` of each item where a datamodule serves several."""
+    if isinstance(inputs, dict) and "task" in inputs:
+        return inputs["inputs"], inputs["task"]
+    return inputs, None
+
+
 @dataclass
 class EM:
     """Where EM stands; a checkpoint keeps it."""
@@ -41,7 +48,10 @@ class EM:
     objective: float = math.nan
     """Log-likelihood and log-prior that the last E-step found."""
     finetuning: bool = False
+    over: bool = False
+    """Whether the next epoch begins another start."""
     done: bool = False
+    """Whether the last start is over."""
     start: int = 0
     """Which start this is, from 0."""
     best: float = -math.inf
@@ -114,11 +124,16 @@ class CrowdClassifier(LightningModule):
             return self.head(self.features(inputs))
 
     def features(self, inputs: Any) -> Tensor:
-        """The backbone's output ``(B, D)`` in float32, whatever precision it runs in."""
-        if not torch.is_autocast_enabled(self.device.type):
-            return self.backbone(inputs).float()
-        with torch.autocast(self.device.type, enabled=True):
-            return self.backbone(inputs).float()
+        """The backbone's output ``(B, D)`` in float32, whatever precision it runs in, and the task where there are many."""
+        inputs, task = split_task(inputs)
+        if torch.is_autocast_enabled(self.device.type):
+            with torch.autocast(self.device.type, enabled=True):
+                features = self.backbone(inputs).float()
+        else:
+            features = self.backbone(inputs).float()
+        if task is None:
+            return features
+        return torch.cat([features, nn.functional.one_hot(task, self.head.num_tasks).float()], -1)
 
     def _float32(self) -> torch.autocast:
         """Heads work in log space, which half precision ruins."""
@@ -145,7 +160,7 @@ class CrowdClassifier(LightningModule):
             return
         if type(self.backbone).prepare is not Backbone.prepare:
             loader = data.loader("train", rank=0, world=1)
-            self.backbone.prepare(batch.to(self.device).inputs for batch in loader)
+            self.backbone.prepare(split_task(batch.to(self.device).inputs)[0] for batch in loader)
         with self._drawing():
             self.head.prepare(self._crowd)
         self.prepared.fill_(True)
@@ -195,6 +210,8 @@ class CrowdClassifier(LightningModule):
         """Make the epoch's randomness a function of seed and epoch, so that a resumed run is the same run."""
         torch.manual_seed((self._seed * 100_003 + self.current_epoch) * self.trainer.world_size + self.global_rank)
         self._loss = torch.zeros(2, device=self.device)  # summed loss, items
+        if self.em.over:
+            self._next_start()
 
     def training_step(self, batch: CrowdBatch, batch_idx: int) -> Tensor:
         """The head's loss of a batch."""
@@ -254,23 +271,27 @@ class CrowdClassifier(LightningModule):
             self._end_start()
 
     def _end_start(self) -> None:
-        """This start has come to its end: begin the next, or end with the best."""
+        """This start has come to its end: the next epoch begins another, or training ends with the best."""
         em = self.em
         if self.restarts > 1 and (score := self._score()) > em.best:
             em.best = score
             em.weights = {name: value.detach().cpu().clone() for name, value in self.state_dict().items()}
         if em.start + 1 < self.restarts and self.current_epoch + 1 != self.trainer.max_epochs:
-            self.em = EM(start=em.start + 1, best=em.best, weights=em.weights)
-            self.head.finetuning = False
-            with self._drawing():
-                self.backbone.restart()
-                self.head.restart(self._crowd)
-            self.trainer.strategy.setup_optimizers(self.trainer)
+            em.over = True
             return
         if em.weights is not None:
             self.load_state_dict(em.weights)
             em.weights = None
         em.done = self.trainer.should_stop = True
+
+    def _next_start(self) -> None:
+        """Begin anew from other random numbers."""
+        self.em = EM(start=self.em.start + 1, best=self.em.best, weights=self.em.weights)
+        self.head.finetuning = False
+        with self._drawing():
+            self.backbone.restart()
+            self.head.restart(self._crowd)
+        self.trainer.strategy.setup_optimizers(self.trainer)
 
     def _score(self) -> float:
         """By what starts are compared."""
@@ -328,7 +349,7 @@ class CrowdClassifier(LightningModule):
         """Save rows that are up to date, and the sizes and classes that a later command needs."""
         if any(isinstance(value, nn.Module) for value in checkpoint.get("hyper_parameters", {}).values()):
             del checkpoint["hyper_parameters"]  # built in Python, not by the command line: only pickle could hold it
-        sizes = ("in_features", "num_classes", "num_annotators", "num_items")
+        sizes = ("in_features", "num_classes", "num_annotators", "num_items", "num_tasks", "profile_features")
         checkpoint["lfc"] = {name: getattr(self.head, name) for name in sizes}
         checkpoint["lfc"]["backbone_in_features"] = getattr(self.data, "in_features", None)
         checkpoint["lfc"]["classes"] = list(self.data.classes)

@@ -47,8 +47,9 @@ LINKS = (
     ("data", "num_classes", "model.head.init_args.num_classes"),
     ("data", "num_annotators", "model.head.init_args.num_annotators"),
     ("data", "num_items", "model.head.init_args.num_items"),
+    ("data", "num_tasks", "model.head.init_args.num_tasks"),
+    ("data", "profile_features", "model.head.init_args.profile_features"),
     ("data", "in_features", "model.backbone.init_args.in_features"),
-    ("model.backbone", "out_features", "model.head.init_args.in_features"),
 )
 HIDDEN = {
     "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule", "weights_only"},
@@ -115,6 +116,12 @@ class CLI(LightningCLI):
 
         for source, attribute, target in LINKS:
             parser.link_arguments(source, target, compute_fn=size(attribute, target), apply_on="instantiate")
+        parser.link_arguments(
+            ("model.backbone", "data"),
+            "model.head.init_args.in_features",
+            compute_fn=lambda backbone, data: backbone.out_features + (data.num_tasks if data.num_tasks > 1 else 0),
+            apply_on="instantiate",
+        )
         parser.add_argument(
             "--run", type=RunOptions, default=RunOptions(), help="Where a run goes, and its best epoch."
         )

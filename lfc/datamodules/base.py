@@ -143,6 +143,10 @@ class CrowdDataModule(LightningDataModule, ABC):
 
     in_features: int | None = None
     """Width of the inputs, where they are vectors."""
+    num_tasks: int = 1
+    """Number of labelling tasks; with more than one, inputs are ``{"inputs": ..., "task": (B,)}``."""
+    profile_features: int = 0
+    """Width of what is known of each annotator."""
 
     def __init__(
         self,

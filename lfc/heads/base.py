@@ -69,6 +69,9 @@ class Head(nn.Module, ABC):
         num_classes: Number of classes ``K``; set by the data.
         num_annotators: Number of annotators ``R``; set by the data.
         num_items: Number of training items ``N``; set by the data.
+        num_tasks: Number of labelling tasks ``T``; with more than one, the last ``T`` features are 1 for the item's own
+            task and 0 for the others; set by the data.
+        profile_features: Width ``F`` of what is known of each annotator; set by the data.
     """
 
     em_every: int = 0
@@ -86,10 +89,19 @@ class Head(nn.Module, ABC):
     needs_gold: bool = False
     """Whether the head is trained on gold labels; every other head must not read them."""
 
-    def __init__(self, in_features: int, num_classes: int, num_annotators: int, num_items: int) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        num_annotators: int,
+        num_items: int,
+        num_tasks: int = 1,
+        profile_features: int = 0,
+    ) -> None:
         super().__init__()
         self.in_features, self.num_classes = in_features, num_classes
         self.num_annotators, self.num_items = num_annotators, num_items
+        self.num_tasks, self.profile_features = num_tasks, profile_features
         self.classifier = nn.Linear(in_features, num_classes)
 
     def prepare(self, crowd: CrowdBatch) -> None:

@@ -47,13 +47,12 @@ class DLEM(ConfusionHead):
         self.m_step(normalize_rows(crowd.votes(self.num_classes)), crowd)
 
     def m_step(self, rows: Tensor, crowd: CrowdBatch) -> Tensor:
-        """Matrices from expected counts, in float64; targets for the network, none where nobody voted."""
+        """Matrices from expected counts, in float64; the posteriors are the network's targets."""
         counts = confusion_counts(rows.double(), crowd, self.num_annotators)
         confusion = normalize_rows(counts + self.pseudo_count)
         change = relative_change(confusion, self.log_confusion.double().exp())
         self.log_confusion.copy_(confusion.clamp_min(torch.finfo(torch.float32).tiny).log())
-        voted = torch.zeros(len(rows), 1, device=rows.device).index_fill_(0, crowd.row, 1.0)
-        self.targets.copy_(rows * voted)
+        self.targets.copy_(rows)
         return change
 
     def log_prior(self) -> Tensor:
@@ -65,8 +64,9 @@ class DLEM(ConfusionHead):
         return self.log_confusion[batch.annotator, :, batch.label]
 
     def loss(self, features: Tensor, batch: CrowdBatch) -> Tensor:
-        """Cross-entropy against the last E-step's posteriors, summed, over ``len(batch)``."""
-        return -(self.targets[batch.items] * self(features)).sum() / len(batch)
+        """Cross-entropy against the last E-step's posteriors, summed over labelled items, over ``len(batch)``."""
+        targets = self.targets[batch.items] * batch.labelled[:, None]
+        return -(targets * self(features)).sum() / len(batch)
 
     def annotators(self) -> dict[str, Tensor]:
         """Each annotator's ``confusion``, ``(R, K, K)``."""
