@@ -124,7 +124,7 @@ class CrowdClassifier(LightningModule):
             return self.head(self.features(inputs))
 
     def features(self, inputs: Any) -> Tensor:
-        """The backbone's output ``(B, D)`` in float32, whatever precision it runs in, and the task where there are many."""
+        """The backbone's output ``(B, D)`` in float32, whatever its precision; then the task, if there are many."""
         inputs, task = split_task(inputs)
         if torch.is_autocast_enabled(self.device.type):
             with torch.autocast(self.device.type, enabled=True):

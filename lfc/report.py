@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lfc.annotations import TRAIN
+from lfc.annotations import TRAIN, Crowd
 from lfc.batch import CrowdBatch
 from lfc.datamodules.base import CrowdDataModule
 from lfc.functional import confusion_counts, normalize_rows
@@ -18,55 +18,28 @@ LARGEST = 500_000_000
 """Numbers in a crowd's matrices beyond which they are not compared with gold."""
 
 
-class Report:
-    """Gathers, in one pass over the data, what a run folder holds: predictions, inferred labels, annotators.
+class Findings:
+    """What was inferred of a crowd's annotated items and of its annotators, with its scores and tables.
 
     Args:
-        data: The crowd.
-        head: The trained head.
-        device: Where to gather.
+        crowd: Who said what.
+        index: ``(n,)`` which of its items are annotated.
+        posterior: ``(n, K)`` probabilities of their inferred labels.
+        known: What is known of each annotator, by name, ``R`` rows each; see :meth:`lfc.heads.Head.annotators`.
     """
 
-    def __init__(self, data: CrowdDataModule, head: Head, device: torch.device) -> None:
-        self.data, classes = data, head.num_classes
-        self.predictions = torch.zeros(len(data.datasets["test"]), classes, device=device)
-        """``(test items, K)`` probabilities."""
-        self.posterior = torch.zeros(len(data.datasets["annotated"]), classes, device=device)
-        """``(annotated items, K)`` probabilities of the inferred labels."""
-        self.known = {name: value.cpu() for name, value in head.annotators().items()}
-        """What the head knows of each annotator, by name."""
-        self._sums: Tensor | None = None
-        if "confusion" not in self.known and isinstance(head, ConfusionHead):
-            self._sums = torch.zeros(head.num_annotators, classes, classes, device=device)
-
-    def update(self, head: Head, features: Tensor, batch: CrowdBatch) -> None:
-        """Add a batch of annotated items."""
-        self.posterior[batch.items] = head.posterior(features, batch)
-        if self._sums is not None:  # matrices that differ from item to item: their mean over those the annotator saw
-            assert isinstance(head, ConfusionHead)
-            said = batch.label
-            for label in range(head.num_classes):
-                batch.label = torch.full_like(said, label)
-                self._sums[:, :, label].index_add_(0, batch.annotator, head.log_obs(features, batch).exp())
-            batch.label = said
-
-    def reduce(self, reduce: Callable[[Tensor, str], Tensor]) -> None:
-        """Complete the tables over all ranks; an item that two of them saw is like any other."""
-        self.predictions, self.posterior = (reduce(t, "max").cpu() for t in (self.predictions, self.posterior))
-        annotated = self.data.datasets["annotated"]
-        table, self.gold = annotated.annotations, annotated.gold
+    def __init__(self, crowd: Crowd, index: Tensor, posterior: Tensor, known: dict[str, Tensor]) -> None:
+        self.crowd, self.index, self.posterior, self.known = crowd, index, posterior, known
+        table, self.gold = crowd.annotations.select(index), crowd.gold[index]
         self.batch = CrowdBatch(None, torch.arange(len(table)), table.item, table.annotator, table.label)
-        self.votes = self.batch.votes(self.posterior.shape[-1])
+        self.votes = self.batch.votes(posterior.shape[-1])
         self.majority = vote_distribution(self.votes, "hard").argmax(-1)
-        self.labels = torch.bincount(table.annotator, minlength=len(self.data.table.annotators))
+        self.labels = torch.bincount(table.annotator, minlength=len(crowd.annotators))
         """``(R,)`` how many labels each annotator gave."""
-        if self._sums is not None:
-            self.known["confusion"] = normalize_rows(reduce(self._sums, "sum").cpu())
-        in_training = self.data.table.split[annotated.index] == TRAIN
+        self._train = crowd.split[index] == TRAIN
         self.active = torch.zeros(len(self.labels), dtype=torch.bool)
         """``(R,)`` whether an annotator gave a label that was learned from."""
-        self.active[table.annotator[in_training[table.item]]] = True
-        self._train = in_training
+        self.active[table.annotator[self._train[table.item]]] = True
 
     # the annotators
 
@@ -90,7 +63,6 @@ class Report:
     @property
     def gold_accuracy(self) -> Tensor:
         """``(R,)`` share of each annotator's labels that agree with gold, where it is known."""
-        assert self.gold is not None
         gold = self.gold[self.batch.row]
         return self._per_annotator(gold == self.batch.label, gold >= 0)
 
@@ -104,7 +76,6 @@ class Report:
 
     def scores(self) -> dict[str, Tensor]:
         """``labels/*`` and ``annotators/*``, as far as gold is known."""
-        assert self.gold is not None
         known = self.gold >= 0
         if not known.any():
             return {}
@@ -118,12 +89,11 @@ class Report:
 
     def _matrix_scores(self, among: Tensor) -> dict[str, Tensor]:
         """Divergence from the matrices that gold, or the simulator, says are true."""
-        assert self.gold is not None
         classes, annotators = self.posterior.shape[-1], len(self.labels)
         if not among.any() or annotators * classes**2 > LARGEST:
             return {}
         truth = torch.nn.functional.one_hot(self.gold.clamp_min(0), classes).float() * among[:, None]
-        exact = self.data.table.confusion
+        exact = self.crowd.confusion
         true = normalize_rows(confusion_counts(truth, self.batch, annotators)) if exact is None else exact
         if "confusion" in self.known:
             confusion = self.known["confusion"]
@@ -137,16 +107,11 @@ class Report:
 
     def label_rows(self) -> Iterator[list[Any]]:
         """Header and rows of ``labels.csv``: every annotated item."""
-        assert self.gold is not None
-        yield ["item", "label", "confidence", *(f"p_{name}" for name in self.data.classes), "majority", "gold"]
-        index = self.data.datasets["annotated"].index.tolist()
+        yield ["item", "label", "confidence", *(f"p_{name}" for name in self.crowd.classes), "majority", "gold"]
+        index = self.index.tolist()
         rows = zip(index, self.posterior.tolist(), self.majority.tolist(), self.gold.tolist(), strict=True)
         for item, p, majority, gold in rows:
-            yield [self.data.table.items[item], *self._probabilities(p), self._name(majority), self._name(gold)]
-
-    def prediction_rows(self) -> Iterator[list[Any]]:
-        """Header and rows of ``predictions.csv``: every test item."""
-        return prediction_rows(self.data, "test", self.predictions)
+            yield [self.crowd.items[item], *self._probabilities(p), self._name(majority), self._name(gold)]
 
     def annotator_rows(self, pseudonyms: bool = False) -> Iterator[list[Any]]:
         """Header and rows of ``annotators.csv``: every annotator, by their own id or by a number."""
@@ -154,15 +119,57 @@ class Report:
         yield ["annotator", "labels", "accuracy", "gold_accuracy", *vectors]
         columns = (self.labels.tolist(), self.accuracy.tolist(), self.gold_accuracy.tolist())
         for r, (labels, accuracy, gold_accuracy) in enumerate(zip(*columns, strict=True)):
-            name = f"annotator-{r:05d}" if pseudonyms else self.data.table.annotators[r]
+            name = f"annotator-{r:05d}" if pseudonyms else self.crowd.annotators[r]
             learned = [_short(vector[r]) if self.active[r] else "" for vector in vectors.values()]
             yield [name, labels, _short(accuracy), _short(gold_accuracy), *learned]
 
     def _name(self, code: int) -> str:
-        return self.data.classes[code] if code >= 0 else ""
+        return self.crowd.classes[code] if code >= 0 else ""
 
     def _probabilities(self, p: list[float]) -> list[Any]:
-        return probability_cells(self.data.classes, p)
+        return probability_cells(self.crowd.classes, p)
+
+
+class Report(Findings):
+    """Gathers, in one pass over the data, what a run folder holds: predictions, inferred labels, annotators.
+
+    Args:
+        data: The crowd.
+        head: The trained head.
+        device: Where to gather.
+    """
+
+    def __init__(self, data: CrowdDataModule, head: Head, device: torch.device) -> None:
+        self.data, classes = data, head.num_classes
+        self.predictions = torch.zeros(len(data.datasets["test"]), classes, device=device)
+        """``(test items, K)`` probabilities."""
+        self.posterior = torch.zeros(len(data.datasets["annotated"]), classes, device=device)
+        self.known = {name: value.cpu() for name, value in head.annotators().items()}
+        self._sums: Tensor | None = None
+        if "confusion" not in self.known and isinstance(head, ConfusionHead):
+            self._sums = torch.zeros(head.num_annotators, classes, classes, device=device)
+
+    def update(self, head: Head, features: Tensor, batch: CrowdBatch) -> None:
+        """Add a batch of annotated items."""
+        self.posterior[batch.items] = head.posterior(features, batch)
+        if self._sums is not None:  # matrices that differ from item to item: their mean over those the annotator saw
+            assert isinstance(head, ConfusionHead)
+            said = batch.label
+            for label in range(head.num_classes):
+                batch.label = torch.full_like(said, label)
+                self._sums[:, :, label].index_add_(0, batch.annotator, head.log_obs(features, batch).exp())
+            batch.label = said
+
+    def reduce(self, reduce: Callable[[Tensor, str], Tensor]) -> None:
+        """Complete the tables over all ranks; an item that two of them saw is like any other."""
+        self.predictions, posterior = (reduce(t, "max").cpu() for t in (self.predictions, self.posterior))
+        if self._sums is not None:
+            self.known["confusion"] = normalize_rows(reduce(self._sums, "sum").cpu())
+        super().__init__(self.data.table, self.data.datasets["annotated"].index, posterior, self.known)
+
+    def prediction_rows(self) -> Iterator[list[Any]]:
+        """Header and rows of ``predictions.csv``: every test item."""
+        return prediction_rows(self.data, "test", self.predictions)
 
 
 def prediction_rows(data: CrowdDataModule, split: str, probabilities: Tensor) -> Iterator[list[Any]]:

@@ -17,7 +17,7 @@ import torch
 from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only
 
-from lfc.report import Report
+from lfc.report import Findings, Report
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -168,14 +168,19 @@ class History(Logger):
 
 
 def write_report(folder: Path, report: Report) -> None:
-    """``labels.csv``, ``annotators.csv``, ``confusion.npz`` and, where there is a test split, ``predictions.csv``."""
-    write_table(folder / "labels.csv", report.label_rows())
-    write_table(folder / "annotators.csv", report.annotator_rows())
+    """What was inferred and, where there is a test split, ``predictions.csv``."""
+    write_findings(folder, report)
     if len(report.predictions):
         write_table(folder / "predictions.csv", report.prediction_rows())
+
+
+def write_findings(folder: Path, report: Findings) -> None:
+    """``labels.csv``, ``annotators.csv`` and ``confusion.npz``."""
+    write_table(folder / "labels.csv", report.label_rows())
+    write_table(folder / "annotators.csv", report.annotator_rows())
     arrays = {
-        "annotators": np.array(report.data.table.annotators, dtype=str),
-        "classes": np.array(report.data.classes, dtype=str),
+        "annotators": np.array(report.crowd.annotators, dtype=str),
+        "classes": np.array(report.crowd.classes, dtype=str),
         "overall": report.overall(report.posterior).numpy(),
     }
     if "confusion" in report.known:
