@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -88,8 +88,10 @@ def train(
     quiet()
     seed_everything(seed)
     body = MLP(data.in_features, **(backbone or {"hidden": [128], "dropout": 0.5}))
-    sizes = {name: getattr(data, name) for name in ("num_classes", "num_annotators", "num_items")}
-    classifier = CrowdClassifier(body, head(in_features=body.out_features, **sizes, **(head_args or {})), **model)
+    names = ("num_classes", "num_annotators", "num_items", "num_tasks", "profile_features")
+    sizes = {name: getattr(data, name) for name in names}
+    sizes["in_features"] = body.out_features + (data.num_tasks if data.num_tasks > 1 else 0)
+    classifier = CrowdClassifier(body, head(**sizes, **(head_args or {})), **model)
     trainer = Trainer(
         max_epochs=epochs,
         accelerator="cpu",
@@ -122,6 +124,18 @@ class BestEpoch(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if (now := trainer.callback_metrics["val/acc"].item()) > self.best:
             self.best, self.state = now, copy.deepcopy(pl_module.state_dict())
+
+
+class Settled(Callback):
+    """Stops at the first epoch whose training loss differs from the last one's by no more than a share of it."""
+
+    def __init__(self, share: float) -> None:
+        self.share, self.last = share, float("nan")  # no change is known at first
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        now = cast(CrowdClassifier, pl_module).recorded["train/loss"]
+        trainer.should_stop = trainer.should_stop or abs(now - self.last) <= self.share * abs(self.last)
+        self.last = now
 
 
 def quiet() -> None:

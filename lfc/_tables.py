@@ -89,7 +89,13 @@ def read_table(folder: Path, stem: str) -> Table | None:
         raise UserError(f"{folder}: both {stem}.csv and {stem}.parquet are there; delete the one that is out of date")
     if not paths:
         return None
-    path = paths[0]
+    return read_file(paths[0])
+
+
+def read_file(path: Path) -> Table:
+    """A ``.csv`` or ``.parquet`` file, every value as text and ``''`` where there is none."""
+    if path.suffix not in (".csv", ".parquet"):
+        raise UserError(f"{path}: neither .csv nor .parquet; save the table as one of them")
     header, columns = _read_csv(path) if path.suffix == ".csv" else _read_parquet(path)
     names = [_name(text) for text in header]
     for name in names:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from lfc._tables import TEXT, Table, check_folder, first, quote, read_json, read_table, shorten
+from lfc._tables import TEXT, Table, check_folder, first, quote, read_file, read_json, read_table, shorten
 from lfc.errors import UserError
 
 Duplicates = Literal["keep", "first", "last", "error"]
@@ -24,8 +24,13 @@ SPLITS = ("train", "valid", "test")
 """Names of the splits, in the order of their codes."""
 SPLIT_CODES = {"train": TRAIN, "valid": VALID, "val": VALID, "dev": VALID, "validation": VALID, "test": TEST}
 SHARES = ("votes_", "soft_")
+NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 NONNEGATIVE = r"^([0-9]+\.?[0-9]*|\.[0-9]+)([eE](\+?[0-9]{1,2}|-[0-9]+))?$"
 UNKNOWN = -2
+ANONYMOUS = "anonymous"
+"""Who gave the labels of a table that has no annotators."""
+MOST_VALUES = 1000
+"""Different texts in a column about annotators beyond which it is not taken for a feature."""
 
 
 @dataclass(frozen=True)
@@ -126,12 +131,14 @@ def read_crowd(
     duplicates: Duplicates = "keep",
     unknown_items: UnknownItems = "error",
     classes: Sequence[str] | None = None,
+    bare: bool = False,
 ) -> Crowd:
     """Read a crowd folder: tables of annotations, items and annotators, and ``meta.json``.
 
     One of annotations and items must be there. Column names are matched without regard to case and surrounding space.
     Ids are text and stay as written; labels, gold, splits and class names are stripped. A row with an empty label is
     dropped. A column of labels holds class names, or, where none of its values is one, indices into the classes.
+    Annotations of nothing but item and label are those of one anonymous annotator, of whom nothing is a repeat.
 
     Args:
         path: The folder.
@@ -139,6 +146,7 @@ def read_crowd(
             or the ``last`` alone, or raise an ``error``.
         unknown_items: What to do with annotations of items that the items table lacks: an ``error``, or ``drop`` them.
         classes: Class names in order; by default those of ``meta.json``, else the values found, sorted.
+        bare: Whether ``path`` may also be a table of annotations alone, ``.csv`` or ``.parquet``.
 
     Returns:
         The crowd; its ``notes`` tell what was dropped.
@@ -149,10 +157,17 @@ def read_crowd(
     _check_choice("duplicates", duplicates, get_args(Duplicates))
     _check_choice("unknown_items", unknown_items, get_args(UnknownItems))
     folder = Path(path)
-    check_folder(folder)
     notes: list[str] = []
-    meta = read_json(folder / "meta.json")
-    said, about, who = (read_table(folder, stem) for stem in ("annotations", "items", "annotators"))
+    meta: dict[str, Any] = {}
+    said: Table | None
+    about: Table | None = None
+    who: Table | None = None
+    if bare and folder.is_file():
+        said = read_file(folder)
+    else:
+        check_folder(folder)
+        meta = read_json(folder / "meta.json")
+        said, about, who = (read_table(folder, stem) for stem in ("annotations", "items", "annotators"))
     if said is None and about is None:
         raise UserError(f"{folder}: neither annotations nor items; add annotations.csv with item,annotator,label")
     said = said or _empty(folder / "annotations.csv", "item", "annotator", "label")
@@ -162,7 +177,8 @@ def read_crowd(
     items = about.ids("item", "task")
     votes = _of_known_items(votes, items, said, unknown_items, notes)
     annotators = pa.array(sorted(pc.unique(votes["annotator"]).to_pylist()), TEXT)
-    votes = _without_repeats(votes, said, duplicates, notes)
+    if not _is_anonymous(said):
+        votes = _without_repeats(votes, said, duplicates, notes)
 
     labels = _Values("label", votes["label"], lambda i, message: said.error(votes["row"][i].as_py(), message))
     gold = _Values("gold", _stripped(about, "gold"), about.error)
@@ -184,7 +200,7 @@ def read_crowd(
         soft=_soft(about, shares, names),
         columns={name: about.columns[name].to_pylist() for name in _other_columns(about)},
         profiles={} if who is None else _profiles(who, annotators, notes),
-        name=str(meta.get("name", folder.resolve().name)),
+        name=str(meta.get("name", folder.resolve().stem if folder.is_file() else folder.resolve().name)),
         path=folder,
         notes=notes,
     )
@@ -222,10 +238,148 @@ def check_finite(features: np.ndarray, crowd: Crowd) -> None:
             bad = ~np.isfinite(features[start : start + step].astype(np.float32))  # as they are used
         if bad.any():
             row, column = np.argwhere(bad)[0] + [start, 0]
-            where = f"features.npy, row {row + 1} of {len(features)} (item {quote(crowd.items[row])})"
+            path = Path(crowd.path or "", "features.npy")
+            where = f"{path}, row {row + 1} of {len(features)} (item {quote(crowd.items[row])})"
             value = features[row, column]
             remedy = "scale it to fit float32" if np.isfinite(value) else "replace or remove what is not a number"
             raise UserError(f"{where}: {value} in column {column + 1}; {remedy}")
+
+
+def join_crowds(crowds: Sequence[Crowd], names: Sequence[str]) -> Crowd:
+    """Several crowds as one, the items of one after those of the other; annotators with the same id are the same.
+
+    Classes are those of all, in the order in which they are first listed. What two crowds say of one annotator is taken
+    from the first that says it.
+
+    >>> said = Annotations.from_long(torch.tensor([0]), torch.tensor([0]), torch.tensor([1]), num_items=1)
+    >>> rows = torch.tensor([0]), torch.tensor([-1])
+    >>> one = Crowd(["x"], ["bob"], ["cat", "dog"], said, *rows)
+    >>> other = Crowd(["x"], ["ann"], ["dog", "cat"], said, *rows)
+    >>> both = join_crowds([one, other], ["day", "night"])
+    >>> both.items, both.annotators, both.classes
+    (['day/x', 'night/x'], ['ann', 'bob'], ['cat', 'dog'])
+    >>> both.annotations.annotator.tolist(), both.annotations.label.tolist()
+    ([1, 0], [1, 0])
+
+    Args:
+        crowds: What to join.
+        names: Of each crowd, all different; an item is then called ``name/id``.
+    """
+    annotators = sorted({who for crowd in crowds for who in crowd.annotators})
+    classes = list(dict.fromkeys(name for crowd in crowds for name in crowd.classes))
+    starts = np.cumsum([0, *(len(crowd.items) for crowd in crowds)]).tolist()
+    who_code, class_code = ({name: i for i, name in enumerate(known)} for known in (annotators, classes))
+    whos = [torch.tensor([who_code[name] for name in crowd.annotators], dtype=torch.long) for crowd in crowds]
+    codes = [torch.tensor([*(class_code[name] for name in crowd.classes), -1]) for crowd in crowds]  # -1 stays -1
+    soft = None
+    if any(crowd.soft is not None for crowd in crowds):
+        soft = torch.zeros(starts[-1], len(classes))
+        for crowd, code, start in zip(crowds, codes, starts, strict=False):
+            if crowd.soft is not None:
+                soft[start : start + len(crowd.soft), code[:-1]] = crowd.soft
+    notes = [f"{name}: {note}" for crowd, name in zip(crowds, names, strict=True) for note in crowd.notes]
+    if any(crowd.classes and crowd.classes != classes for crowd in crowds):
+        notes.append(f"the classes are not the same everywhere; each item may be of any of all {len(classes)}")
+    return Crowd(
+        items=[f"{name}/{item}" for crowd, name in zip(crowds, names, strict=True) for item in crowd.items],
+        annotators=annotators,
+        classes=classes,
+        annotations=Annotations.from_long(
+            item=torch.cat([crowd.annotations.item + start for crowd, start in zip(crowds, starts, strict=False)]),
+            annotator=torch.cat([who[crowd.annotations.annotator] for crowd, who in zip(crowds, whos, strict=True)]),
+            label=torch.cat([code[crowd.annotations.label] for crowd, code in zip(crowds, codes, strict=True)]),
+            num_items=starts[-1],
+        ),
+        split=torch.cat([crowd.split for crowd in crowds]),
+        gold=torch.cat([code[crowd.gold] for crowd, code in zip(crowds, codes, strict=True)]),
+        soft=soft,
+        columns={
+            column: [text for crowd in crowds for text in crowd.columns.get(column, [""] * len(crowd.items))]
+            for column in dict.fromkeys(name for crowd in crowds for name in crowd.columns)
+        },
+        profiles={
+            column: _first_said(crowds, column, annotators)
+            for column in dict.fromkeys(name for crowd in crowds for name in crowd.profiles)
+        },
+        name="+".join(names),
+        notes=notes,
+    )
+
+
+def _first_said(crowds: Sequence[Crowd], column: str, annotators: list[str]) -> list[str]:
+    """What the first crowd that says anything says of each annotator."""
+    known: dict[str, str] = {}
+    for crowd in reversed(crowds):
+        texts = crowd.profiles.get(column, [""] * len(crowd.annotators))
+        known |= {who: text for who, text in zip(crowd.annotators, texts, strict=True) if text.strip()}
+    return [known.get(who, "") for who in annotators]
+
+
+def encode_profiles(profiles: dict[str, list[str]], notes: list[str] | None = None) -> tuple[Tensor, list[str]]:
+    """What is known of the annotators as numbers, ``(R, F)`` of float32, and the name of each of the ``F`` columns.
+
+    A column of numbers is brought to mean 0 and deviation 1 over those who have one; an empty value becomes 0, and a
+    second column is then 1 where it was empty. Any other column becomes a column a value, sorted, of which an
+    annotator's own is 1; an empty value is none of them. Dropped are columns that are empty, columns of texts of which
+    none comes twice, which are ids rather than features, and those of more than a thousand different texts.
+
+    >>> profiles = {"age": ["20", "", "40"], "country": ["FR", "DE", "FR"], "mail": ["a@x", "b@x", "c@x"]}
+    >>> encode_profiles(profiles, notes := [])
+    (tensor([[-1.,  0.,  0.,  1.],
+             [ 0.,  1.,  1.,  0.],
+             [ 1.,  0.,  0.,  1.]]), ['age', 'age (missing)', 'country=DE', 'country=FR'])
+    >>> notes
+    ["annotators: column 'mail' is no feature, since all its values differ"]
+
+    Args:
+        profiles: Columns of text in the order of the annotators, see :attr:`Crowd.profiles`.
+        notes: Where to tell, a line each, what was dropped.
+    """
+    columns: dict[str, np.ndarray] = {}
+    for name, values in profiles.items():
+        texts, code = np.unique([value.strip() for value in values], return_inverse=True)
+        given = np.array([text != "" for text in texts], dtype=bool)
+        numbers = [_number(text) for text in texts[given]]
+        reason = ""
+        if not given.any():
+            reason = "it is empty"
+        elif not np.isnan(numbers).any():
+            table = np.zeros(len(texts))
+            table[given] = numbers
+            columns[name] = _standardized(table[code], given[code])
+            if not given.all():
+                columns[f"{name} (missing)"] = ~given[code]
+        elif 1 < given.sum() == given[code].sum():
+            reason = "all its values differ"
+        elif given.sum() > MOST_VALUES:
+            reason = f"it has {given.sum()} different values and {MOST_VALUES} are the most"
+        else:
+            columns |= {f"{name}={texts[i]}": code == i for i in np.flatnonzero(given)}
+        if reason and notes is not None:
+            notes.append(f"annotators: column {quote(name)} is no feature, since {reason}")
+    size = len(next(iter(profiles.values()), ()))
+    encoded = np.zeros((size, len(columns)), dtype=np.float32)
+    for place, column in enumerate(columns.values()):
+        encoded[:, place] = column
+    return torch.from_numpy(encoded), list(columns)
+
+
+def _number(text: str) -> float:
+    """The number a text is, NaN where it is none or beyond all bounds.
+
+    >>> _number("-1.5e3"), _number("nan"), _number("1_000"), _number("1e999")
+    (-1500.0, nan, nan, nan)
+    """
+    value = float(text) if NUMBER.fullmatch(text) else np.nan
+    return value if np.isfinite(value) else np.nan
+
+
+def _standardized(values: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """``values (R,)`` at mean 0 and deviation 1 over those ``given (R,)``, 0 elsewhere; a constant is only centred."""
+    scaled = values / (np.abs(values).max() or 1.0)  # or the square of a great number is beyond float64
+    centred = scaled - scaled[given].mean()
+    deviation = np.sqrt(np.square(centred[given]).mean())
+    return np.where(given, centred / (deviation if deviation > 1e-12 else 1.0), 0.0)
 
 
 @dataclass(frozen=True)
@@ -262,6 +416,9 @@ def _position(values: pa.Array, among: pa.Array) -> np.ndarray:
 
 def _votes(said: Table, notes: list[str]) -> pa.RecordBatch:
     """The annotations with a label: ``item``, ``annotator``, ``label``, and the ``row`` each stood in."""
+    if _is_anonymous(said):
+        notes.append(f"{said.path.name}: no annotators, so all labels count as those of one, called {ANONYMOUS!r}")
+        said = Table(said.path, {**said.columns, "annotator": pa.array([ANONYMOUS] * len(said), TEXT)})
     item, annotator, label = said.name("item", "task"), said.name("annotator", "worker"), said.name("label")
     columns = {"item": said.columns[item], "annotator": said.columns[annotator], "label": _stripped(said, label)}
     votes = pa.record_batch({"row": pa.array(np.arange(len(said))), **columns})
@@ -271,6 +428,11 @@ def _votes(said: Table, notes: list[str]) -> pa.RecordBatch:
         if (empty := first(pc.equal(ids, ""))) is not None:
             raise said.error(votes["row"][empty].as_py(), f"the {name} id is empty; give it one, or remove the row")
     return votes
+
+
+def _is_anonymous(said: Table) -> bool:
+    """Whether there is nothing but items and labels; any other column may be the annotators' under another name."""
+    return set(said.columns) in ({"item", "label"}, {"task", "label"})
 
 
 def _keep(votes: pa.RecordBatch, mask: np.ndarray, note: str, notes: list[str]) -> pa.RecordBatch:

@@ -37,6 +37,9 @@ class CrowdBatch:
     profile: Tensor | None = None
     """``(A, F)`` features of the annotator behind each annotation."""
 
+    train: Tensor | None = None
+    """``(B,)`` row of each item among the training items, -1 for any other; where a head asks what it knew of them."""
+
     def __len__(self) -> int:
         return len(self.items)
 

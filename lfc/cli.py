@@ -15,6 +15,7 @@ COMMANDS = {
     "validate": "score a checkpoint on the validation split",
     "test": "score a checkpoint on the test split, and infer the annotated items' labels",
     "predict": "classify the test split, or all items where there is none, into predictions.csv",
+    "aggregate": "infer labels from annotations alone, without inputs: --method mv, ds, glad, mmce",
 }
 HELP = """\
 lfc: learning from crowds. Train a classifier on what many fallible annotators said.
@@ -28,6 +29,7 @@ examples:
   lfc fit --config configs/quickstart.yaml                            a simulated crowd, nothing needed
   lfc fit --config configs/quickstart.yaml --model.head=SpeeLFCD      another head
   lfc fit --config configs/labelme.yaml --data.path=DIR               a crowd folder of yours
+  lfc aggregate --method ds PATH                                      labels from a crowd folder or a bare table
   lfc predict --config runs/EXPERIMENT/RUN/config.yaml --ckpt_path=runs/EXPERIMENT/RUN/checkpoints/best.ckpt
 
 more help:
@@ -60,8 +62,10 @@ def _dispatch(argv: list[str]) -> None:
 
         print(f"lfc {__version__}")
     elif argv[0] in COMMANDS:
-        from lfc.training import run
-
+        if argv[0] == "aggregate":
+            from lfc.aggregate import run
+        else:
+            from lfc.training import run
         run(argv)
     else:
         near = difflib.get_close_matches(argv[0], COMMANDS, n=1)

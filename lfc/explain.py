@@ -7,13 +7,15 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
-from lfc import backbones, datamodules, heads
+from lfc import aggregation, backbones, datamodules, heads
+from lfc.aggregation import Aggregator
 from lfc.backbones import Backbone
 from lfc.datamodules import CrowdDataModule
 from lfc.heads import Head
 
 KINDS: dict[str, tuple[str, type]] = {
     "model.head": ("head", Head),
+    "model.head.aggregator": ("aggregator", Aggregator),
     "model.backbone": ("backbone", Backbone),
     "data": ("datamodule", CrowdDataModule),
 }
@@ -25,7 +27,11 @@ def concrete(base: type) -> dict[str, type]:
     >>> concrete(Backbone)["MLP"]
     <class 'lfc.backbones.mlp.MLP'>
     """
-    ours = {name: getattr(module, name) for module in (heads, backbones, datamodules) for name in module.__all__}
+    ours = {
+        name: getattr(module, name)
+        for module in (heads, aggregation, backbones, datamodules)
+        for name in module.__all__
+    }
     found: list[Any] = [
         cls for cls in (*ours.values(), *_subclasses(base)) if isinstance(cls, type) and issubclass(cls, base)
     ]

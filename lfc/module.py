@@ -110,7 +110,8 @@ class CrowdClassifier(LightningModule):
         self.annotator_update = annotator_update
         self.restarts, self.restart_criterion = restarts, restart_criterion
         self.em = EM()
-        self._recorded: dict[str, float] = {}
+        self.recorded: dict[str, float] = {}
+        """What was found of the last epoch: its mean loss, and where EM stands."""
         self.register_buffer("prepared", torch.tensor(False))
         self.val_scores, self.test_scores = Scores(head.num_classes), Scores(head.num_classes, full=True)
         self.report: Report | None = None
@@ -238,11 +239,11 @@ class CrowdClassifier(LightningModule):
 
     def on_train_epoch_end(self) -> None:
         """Let callbacks see the mean loss over the epoch's items, whatever rank saw them."""
-        self.log_dict(self._recorded, logger=False, rank_zero_only=True)
+        self.log_dict(self.recorded, logger=False, rank_zero_only=True)
 
     def _record(self, scores: dict[str, float]) -> None:
         """Log at once: what a logger hears at the end of an epoch, a run killed while it saves has lost."""
-        self._recorded = scores if "train/loss" in scores else self._recorded | scores
+        self.recorded = scores if "train/loss" in scores else self.recorded | scores
         for logger in self.loggers:
             logger.log_metrics(scores | {"epoch": self.current_epoch}, self.global_step - 1)
 

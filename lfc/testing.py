@@ -12,6 +12,7 @@ Each check raises ``AssertionError`` at the first broken promise, in words that 
 from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,12 +20,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lfc.aggregation.base import Aggregation, Aggregator, Votes
 from lfc.backbones.base import Backbone
 from lfc.backbones.mlp import MLP
 from lfc.batch import CrowdBatch
 from lfc.datamodules.base import CrowdDataModule
 from lfc.heads.base import Head
-from lfc.module import CrowdClassifier
+from lfc.module import CrowdClassifier, split_task
 
 SIZES = {"in_features": 6, "num_classes": 3, "num_annotators": 4, "num_items": 10}
 """Sizes of the head that :func:`check_head` builds first."""
@@ -270,7 +272,7 @@ def check_backbone(build: Callable[..., Backbone], inputs: Any, in_features: int
     Args:
         build: The class, or a function that takes ``in_features`` and returns a backbone.
         inputs: A batch of at least three inputs, as its datamodule would serve them.
-        in_features: Width of the inputs, or ``None``.
+        in_features: Width of the inputs, the number of items where inputs are items, or ``None``.
     """
     torch.manual_seed(0)
     backbone = build(in_features=in_features)
@@ -312,12 +314,16 @@ def check_datamodule(build: Callable[[], CrowdDataModule]) -> None:
     for batch, other in zip(batches, again.train_dataloader(), strict=True):
         assert torch.equal(batch.items, other.items), "the same datamodule must serve the same batches"
         _check_batch(batch, data)
+        for one, two in zip(tree_leaves(batch.inputs), tree_leaves(other.inputs), strict=True):
+            same = torch.equal(one, two) if isinstance(one, Tensor) else one == two
+            assert same, "the same datamodule must serve the same inputs"
     seen = torch.cat([batch.items for batch in batches])
     assert torch.equal(seen.sort().values, torch.arange(data.num_items)), "an epoch must see every training item once"
     crowd = data.crowd()
     assert len(crowd) == data.num_items and crowd.inputs is None, (
         "crowd() must hold every training item, without inputs"
     )
+    _check_profile(crowd, data)
     served = Counter(triple for batch in batches for triple in _triples(batch))
     assert served == Counter(_triples(crowd)), "batches must hold exactly the training annotations, once each"
     shares = [batch.items for rank in range(2) for batch in data.loader("train", rank=rank, world=2)]
@@ -350,5 +356,166 @@ def _check_batch(batch: CrowdBatch, data: CrowdDataModule) -> None:
     if batch.gold is not None:
         assert batch.gold.shape == (len(batch),), "gold must be (B,)"
         assert batch.gold.min() >= -1 and batch.gold.max() < data.num_classes, "gold must be a class or -1"
-    if data.in_features is not None:
-        assert batch.inputs.shape == (len(batch), data.in_features), "inputs must be (B, in_features)"
+    inputs, task = split_task(batch.inputs)
+    assert (task is not None) == (data.num_tasks > 1), "inputs must name the task where there are many, and only there"
+    if task is not None:
+        assert task.shape == (len(batch),) and task.dtype == torch.long, "task must be (B,) of int64"
+        assert task.min() >= 0 and task.max() < data.num_tasks, "task must be in [0, num_tasks)"
+    if data.in_features is not None and inputs.is_floating_point():
+        assert inputs.shape == (len(batch), data.in_features), "inputs must be (B, in_features)"
+    elif data.in_features is not None:
+        assert inputs.shape == (len(batch),) and inputs.dtype == torch.long, (
+            "inputs must be floats (B, in_features), or item numbers (B,) of int64"
+        )
+        assert inputs.min() >= 0 and inputs.max() < data.in_features, "item numbers must be in [0, in_features)"
+    _check_profile(batch, data)
+
+
+def _check_profile(batch: CrowdBatch, data: CrowdDataModule) -> None:
+    if not data.profile_features:
+        assert batch.profile is None, "profile must be None where profile_features is 0"
+        return
+    assert batch.profile is not None, "profile must be there where profile_features is not 0"
+    shape = len(batch.annotator), data.profile_features
+    assert batch.profile.shape == shape and batch.profile.dtype == torch.float32, "profile must be float32 (A, F)"
+    assert batch.profile.isfinite().all(), "profile is not finite"
+    who, place = batch.annotator.unique(return_inverse=True)
+    own = batch.profile.new_zeros(len(who), data.profile_features).index_copy_(0, place, batch.profile)
+    assert torch.equal(own[place], batch.profile), "an annotator's profile must be the same in every annotation"
+
+
+def check_aggregator(build: Callable[[], Aggregator]) -> None:
+    """Check the promises of :class:`lfc.aggregation.Aggregator`.
+
+    Args:
+        build: The class, or a function that returns an aggregator; called for every fit.
+    """
+    for classes in (3, 2, 5):
+        votes = _random_votes(classes)
+        result = _aggregate(build, votes)
+        if classes == 3:
+            again = _aggregate(build, votes)
+            assert torch.equal(result.posterior, again.posterior), "the same votes must give the same posterior twice"
+        _check_aggregation(result, votes)
+        _check_relabelling(build, votes, result)
+        _check_strangers(build, votes, result)
+    _check_small_crowds(build)
+
+
+def _random_votes(classes: int, items: int = 40, annotators: int = 6) -> Votes:
+    """Four votes an item, 70 % of them right but for one annotator who guesses; no item has a tie."""
+    generator = torch.Generator().manual_seed(classes)
+    item = torch.arange(items).repeat_interleave(4)
+    annotator = torch.rand(items, annotators, generator=generator).argsort(1)[:, :4].reshape(-1)
+    truth = torch.randint(classes, (items,), generator=generator)[item]
+    guess = torch.randint(classes, item.shape, generator=generator)
+    right = (torch.rand(item.shape, generator=generator) < 0.7) & (annotator > 0)
+    label = truth.where(right, guess)
+    tally = Votes(item, annotator, label, items, annotators, classes).tally
+    tied = ((tally == tally.amax(-1, keepdim=True)).sum(-1) > 1)[item]  # (A,)
+    label = label.view(items, 4)[:, :1].expand(-1, 4).reshape(-1).where(tied, label)  # there all say what one said
+    return Votes(item, annotator, label, items, annotators, classes)
+
+
+def _aggregate(build: Callable[[], Aggregator], votes: Votes) -> Aggregation:
+    before = deepcopy((votes.item, votes.annotator, votes.label))
+    result = build().fit(votes)
+    kept = all(torch.equal(a, b) for a, b in zip(before, (votes.item, votes.annotator, votes.label), strict=True))
+    assert kept, "fit changes the votes it was given"
+    return result
+
+
+def _check_aggregation(result: Aggregation, votes: Votes) -> None:
+    items, annotators, classes = votes.num_items, votes.num_annotators, votes.num_classes
+    posterior = result.posterior
+    assert posterior.shape == (items, classes), f"posterior must be (N, K), got {tuple(posterior.shape)}"
+    assert posterior.dtype == torch.double, f"posterior must be of float64, got {posterior.dtype}"
+    assert posterior.isfinite().all() and (posterior >= 0).all(), "posterior must be finite and nonnegative"
+    assert torch.allclose(posterior.sum(-1), torch.ones(items).double(), atol=1e-9), "posterior must sum to one"
+    empty = ~votes.labelled
+    assert torch.allclose(posterior[empty], torch.tensor(1 / classes).double()), (
+        "posterior of an unlabelled item must be uniform"
+    )
+    label = result.label
+    assert label.shape == (items,) and label.dtype == torch.long, "label must be (N,) of int64"
+    assert (label[empty] == -1).all() and (label[~empty] >= 0).all(), "label must be -1 where there are no votes alone"
+    assert all(later >= now - 1e-8 * abs(now) for now, later in pairwise(result.history)), (
+        "history decreases; it must hold the quantity that the method maximises"
+    )
+    for name, rows, table in (("annotators", annotators, result.annotators), ("items", items, result.items)):
+        for key, value in table.items():
+            assert len(value) == rows, f"{name}[{key!r}] must have {rows} rows, got {len(value)}"
+            assert value.isfinite().all(), f"{name}[{key!r}] is not finite"
+            assert value.dtype == torch.double, f"{name}[{key!r}] must be of float64"
+    if "confusion" in result.annotators:
+        confusion = result.annotators["confusion"]
+        assert confusion.shape == (annotators, classes, classes), "annotators['confusion'] must be (R, K, K)"
+        assert torch.allclose(confusion.sum(-1), torch.ones(annotators, classes).double(), atol=1e-9), (
+            "rows of annotators['confusion'] must sum to one: true classes are rows"
+        )
+
+
+def _check_relabelling(build: Callable[[], Aggregator], votes: Votes, result: Aggregation) -> None:
+    """New numbers for items, annotators or classes give the same result under these numbers."""
+    sizes = votes.num_items, votes.num_annotators, votes.num_classes
+    for axis, what in enumerate(("items", "annotators", "classes")):
+        new = torch.randperm(sizes[axis], generator=torch.Generator().manual_seed(1))  # (M,) the new number of each
+        if torch.equal(new, torch.arange(len(new))):
+            new = new.flip(0)
+        item, annotator, label = (
+            new[old] if place == axis else old for place, old in enumerate((votes.item, votes.annotator, votes.label))
+        )
+        moved = build().fit(Votes(item, annotator, label, *sizes))
+        posterior = moved.posterior[new] if axis == 0 else moved.posterior[:, new] if axis == 2 else moved.posterior
+        assert torch.allclose(posterior, result.posterior, atol=1e-6), f"posterior depends on the order of {what}"
+        for key, value in result.annotators.items():
+            other = moved.annotators[key]
+            other = other[new] if axis == 1 else other[:, new][:, :, new] if axis == 2 and other.dim() == 3 else other
+            assert torch.allclose(other, value, atol=1e-5), f"annotators[{key!r}] does not follow the order of {what}"
+        if axis == 0:
+            for key, value in result.items.items():
+                assert torch.allclose(moved.items[key][new], value, atol=1e-5), f"items[{key!r}] does not follow items"
+
+
+def _check_strangers(build: Callable[[], Aggregator], votes: Votes, result: Aggregation) -> None:
+    """Items and annotators without votes change nothing for the others."""
+    items, annotators = votes.num_items, votes.num_annotators
+    # a new first and a new last of each, neither with a vote
+    wider = Votes(votes.item + 1, votes.annotator + 1, votes.label, items + 2, annotators + 2, votes.num_classes)
+    found = _aggregate(build, wider)
+    _check_aggregation(found, wider)
+    assert torch.allclose(found.posterior[1:-1], result.posterior, atol=1e-6), (
+        "items or annotators without votes change the posterior of the others"
+    )
+    for key, value in result.annotators.items():
+        assert torch.allclose(found.annotators[key][1:-1], value, atol=1e-5), (
+            f"items or annotators without votes change annotators[{key!r}] of the others"
+        )
+
+
+def _check_small_crowds(build: Callable[[], Aggregator]) -> None:
+    one = torch.tensor([0])
+    votes = Votes(one, one, one + 1, 1, 1, 3)
+    single = _aggregate(build, votes)
+    _check_aggregation(single, votes)
+    assert single.label.tolist() == [1], "an item with one vote, the only one, must get the class said"
+
+    votes = _random_votes(3)
+    first = torch.arange(0, len(votes), 4)  # one vote an item
+    votes = Votes(votes.item[first], votes.annotator[first], votes.label[first], votes.num_items, 6, 3)
+    _check_aggregation(_aggregate(build, votes), votes)
+
+    # two agree on every item against the first annotator, who then says everything ten times
+    item = torch.arange(8).repeat_interleave(3)
+    who, said = torch.tensor([0, 1, 2]).repeat(8), torch.tensor([0, 1, 1, 1, 0, 0]).repeat(4)
+    plain = _aggregate(build, Votes(item, who, said, 8, 3, 2))
+    often = (who == 0).nonzero().squeeze(-1).repeat(9)
+    louder = Votes(
+        torch.cat([item, item[often]]), torch.cat([who, who[often]]), torch.cat([said, said[often]]), 8, 3, 2
+    )
+    shouted = _aggregate(build, louder)
+    _check_aggregation(shouted, louder)
+    assert plain.label.tolist() == [1, 0] * 4, "two who agree on everything must prevail over one"
+    assert not torch.allclose(plain.posterior, shouted.posterior, atol=1e-3) or not torch.allclose(
+        plain.annotators.get("ability", torch.zeros(3)), shouted.annotators.get("ability", torch.zeros(3)), atol=1e-3
+    ), "a vote that is repeated must count again"

@@ -395,7 +395,7 @@ class CLI(LightningCLI):
             scores = {key: value.item() for key, value in self.trainer.callback_metrics.items()}
             if not scores:
                 raise UserError("nothing to score: the data has no gold labels and no annotations there")
-            _print_table(f"{self.subcommand}", scores)
+            print_scores(f"{self.subcommand}", scores)
 
     def predict(self, **kwargs: Any) -> None:
         """Write ``predictions.csv`` into a folder of its own."""
@@ -415,7 +415,7 @@ class CLI(LightningCLI):
 
 def print_closing_table(metrics: dict[str, Any], folder: Path) -> None:
     """The scores of a run, and where everything is."""
-    _print_table(f"{metrics['head']} on {metrics['data']}, seed {metrics['seed']}", metrics)
+    print_scores(f"{metrics['head']} on {metrics['data']}, seed {metrics['seed']}", metrics)
     with contextlib.suppress(ValueError):
         folder = folder.relative_to(Path.cwd())
     console = Console()
@@ -454,7 +454,8 @@ MEANING = {
 }
 
 
-def _print_table(title: str, metrics: dict[str, Any]) -> None:
+def print_scores(title: str, metrics: dict[str, Any]) -> None:
+    """Scores with what they mean."""
     table = Table(title=title, title_justify="left", show_edge=False, box=None, padding=(0, 2, 0, 0))
     table.add_column("score", style="bold", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
@@ -523,7 +524,7 @@ def _help(command: str) -> dict[str, Any]:
 def run(argv: list[str]) -> None:
     """One command of :data:`lfc.cli.COMMANDS`."""
     CLI.requested = argv[0]
-    for group in ("heads", "backbones", "datamodules"):
+    for group in ("heads", "backbones", "datamodules", "aggregators"):
         for plugin in entry_points(group=f"lfc.{group}"):
             plugin.load()
     with _quiet():

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lfc.backbones.base import Backbone, redraw
+from lfc.errors import UserError
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "selu": nn.SELU, "tanh": nn.Tanh}
 
@@ -73,6 +74,10 @@ class MLP(Backbone):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Features ``(B, out_features)`` of feature vectors ``(B, in_features)``."""
+        if not inputs.is_floating_point():
+            raise UserError(
+                f"MLP reads feature vectors and these inputs are {inputs.dtype}; take --data=FeatureDataModule"
+            )
         if self.standardize:
             inputs = (inputs - self.mean) / self.scale
         return self.layers(inputs)

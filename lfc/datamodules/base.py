@@ -4,6 +4,7 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -12,7 +13,7 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from lfc.annotations import SPLITS, Annotations, Crowd
+from lfc.annotations import SPLITS, Annotations, Crowd, encode_profiles
 from lfc.batch import CrowdBatch
 from lfc.errors import UserError
 
@@ -27,6 +28,7 @@ class CrowdDataset(Dataset[CrowdBatch]):
         gold: ``(n,)`` reference classes, or ``None`` to hide them.
         soft: ``(n, K)`` label distributions.
         rows: ``(n,)`` the items' positions in their split, where they are not ``0..n``.
+        profiles: ``(R, F)`` features of every annotator.
     """
 
     def __init__(
@@ -37,9 +39,12 @@ class CrowdDataset(Dataset[CrowdBatch]):
         gold: Tensor | None,
         soft: Tensor | None = None,
         rows: Tensor | None = None,
+        profiles: Tensor | None = None,
     ) -> None:
         self.inputs, self.index, self.annotations = inputs, index, annotations
-        self.gold, self.soft, self.rows = gold, soft, rows
+        self.gold, self.soft, self.rows, self.profiles = gold, soft, rows, profiles
+        self.train: Tensor | None = None
+        """``(n,)`` the items' rows among the training items, -1 for any other; for those that heads ask about."""
 
     def __len__(self) -> int:
         return len(self.index)
@@ -54,6 +59,8 @@ class CrowdDataset(Dataset[CrowdBatch]):
             label=label,
             gold=None if self.gold is None else self.gold[rows],
             soft=None if self.soft is None else self.soft[rows],
+            profile=None if self.profiles is None else self.profiles[annotator],
+            train=None if self.train is None else self.train[rows],
         )
 
 
@@ -101,6 +108,24 @@ class IndexSampler(DistributedSampler):
         return -(-max(share, min(self.size, 1)) // self.batch_size)
 
 
+def at_most(annotations: Annotations, most: int, seed: int) -> Tensor:
+    """A mask ``(A,)`` of ``most`` random annotations of each item, or of all where it has no more.
+
+    With the same seed, those of a smaller ``most`` are among those of a greater one.
+
+    >>> table = Annotations.from_long(torch.tensor([0, 0, 0, 2]), torch.arange(4), torch.zeros(4).long(), num_items=3)
+    >>> table.where(at_most(table, 2, seed=0)).counts.tolist()
+    [2, 0, 1]
+    """
+    generator = torch.Generator().manual_seed(seed * 100_003 + 1)  # other numbers than those that hold out
+    item = annotations.item  # (A,), sorted
+    order = torch.randperm(len(item), generator=generator)
+    order = order[torch.argsort(item[order], stable=True)]  # by item, and at random within one
+    mask = torch.zeros(len(item), dtype=torch.bool)
+    mask[order] = torch.arange(len(item)) - annotations.offsets[item] < most
+    return mask
+
+
 def hold_out(annotations: Annotations, fraction: float, seed: int) -> Tensor:
     """A random mask ``(A,)`` of annotations to hold out, about ``fraction`` of them.
 
@@ -138,7 +163,12 @@ class CrowdDataModule(LightningDataModule, ABC):
         holdout: Share of the training annotations to hold out, to be scored as ``val/annotation_nll``. ``null`` takes
             .1 where there is no other way to choose the best epoch (no gold and no annotations on a validation split),
             and none otherwise.
-        split_seed: Seed of the choice of what is held out.
+        split_seed: Seed of the choice of what is held out, and of which annotations ``redundancy`` keeps.
+        redundancy: Keep at most so many annotations of each item, of any split, chosen at random, and know of no other,
+            to see what accuracy fewer labels would have bought. With one seed, fewer are always some of the more, and
+            annotators left without labels stay. ``null`` keeps all.
+        annotator_features: Whether heads may read the columns of ``annotators.csv``: numbers are standardised, texts
+            become a column a value.
     """
 
     in_features: int | None = None
@@ -146,7 +176,11 @@ class CrowdDataModule(LightningDataModule, ABC):
     num_tasks: int = 1
     """Number of labelling tasks; with more than one, inputs are ``{"inputs": ..., "task": (B,)}``."""
     profile_features: int = 0
-    """Width of what is known of each annotator."""
+    """Width ``F`` of what is known of each annotator; 0 unless asked for."""
+    profiles: Tensor | None = None
+    """``(R, F)`` what is known of each annotator."""
+    profile_names: list[str]
+    """Names of its columns."""
 
     def __init__(
         self,
@@ -155,13 +189,25 @@ class CrowdDataModule(LightningDataModule, ABC):
         num_workers: int = 0,
         holdout: float | None = None,
         split_seed: int = 0,
+        redundancy: int | None = None,
+        annotator_features: bool = False,
     ) -> None:
         super().__init__()
         if batch_size < 1:
             raise UserError(f"--data.batch_size={batch_size}: a batch holds at least one item")
         if holdout is not None and not 0 <= holdout < 1:
             raise UserError(f"--data.holdout={holdout}: a share of the annotations, from 0 to below 1, or null")
+        if redundancy is not None and redundancy < 1:
+            raise UserError(f"--data.redundancy={redundancy}: at least one annotation an item, or null for all")
+        crowd = replace(crowd, notes=list(crowd.notes))
+        if redundancy is not None:
+            keep = at_most(crowd.annotations, redundancy, split_seed)
+            crowd.annotations = crowd.annotations.where(keep)
+            crowd.notes.append(f"kept {int(keep.sum())} of {len(keep)} annotations, at most {redundancy} an item")
         self.table, self.batch_size, self.num_workers, self.split_seed = crowd, batch_size, num_workers, split_seed
+        self.profile_names = []
+        if annotator_features and crowd.annotators:  # new items that nobody labelled need none
+            self._encode_profiles()
         self.index = {name: (crowd.split == code).nonzero().squeeze(-1) for code, name in enumerate(SPLITS)}
         self.holdout = self._default_holdout() if holdout is None else holdout
         self.datasets: dict[str, CrowdDataset] = {}
@@ -170,6 +216,16 @@ class CrowdDataModule(LightningDataModule, ABC):
         valid = self.index["valid"]
         informative = (self.table.gold[valid] >= 0).any() or self.table.annotations.counts[valid].any()
         return 0.0 if informative else 0.1
+
+    def _encode_profiles(self) -> None:
+        if not self.table.profiles:
+            wanted = "annotators.csv with a column annotator and one for each feature"
+            raise UserError(f"--data.annotator_features=true: {self._where} has no {wanted}; add it, or take false")
+        self.profiles, self.profile_names = encode_profiles(self.table.profiles, self.table.notes)
+        if not self.profile_names:
+            reason = self.table.notes[-1].removeprefix("annotators: ")
+            raise UserError(f"--data.annotator_features=true: {self._where}: {reason}; add others, or take false")
+        self.profile_features = len(self.profile_names)
 
     @abstractmethod
     def load_inputs(self) -> Any:
@@ -237,21 +293,25 @@ class CrowdDataModule(LightningDataModule, ABC):
             kept = annotations["train"].where(held)
             rows = kept.counts.nonzero().squeeze(-1)
             self.datasets["heldout"] = CrowdDataset(
-                inputs, self.index["train"][rows], kept.select(rows), gold=None, rows=rows
+                inputs, self.index["train"][rows], kept.select(rows), gold=None, rows=rows, profiles=self.profiles
             )
         annotated = self.table.annotations.counts.nonzero().squeeze(-1)
         self.datasets["annotated"] = self._dataset(inputs, annotated, self.table.annotations.select(annotated))
         everything = torch.arange(len(self.table.items))
+        trained = torch.full_like(everything, -1).index_copy_(0, self.index["train"], torch.arange(self.num_items))
+        for name in ("train", "annotated"):
+            self.datasets[name].train = trained[self.datasets[name].index]
         self.datasets["all"] = self._dataset(inputs, everything, self.table.annotations)
 
     def _dataset(self, inputs: Any, index: Tensor, annotations: Annotations) -> CrowdDataset:
         soft = None if self.table.soft is None else self.table.soft[index]
-        return CrowdDataset(inputs, index, annotations, self.table.gold[index], soft)
+        return CrowdDataset(inputs, index, annotations, self.table.gold[index], soft, profiles=self.profiles)
 
     def crowd(self) -> CrowdBatch:
         """All training annotations as one batch without inputs; row ``i`` is training item ``i``."""
         train = self.datasets["train"].annotations
-        return CrowdBatch(None, torch.arange(len(train)), train.item, train.annotator, train.label)
+        profile = None if self.profiles is None else self.profiles[train.annotator]
+        return CrowdBatch(None, torch.arange(len(train)), train.item, train.annotator, train.label, profile=profile)
 
     # loaders
 
@@ -314,4 +374,4 @@ def _as_is(batch: Any) -> Any:
     return batch
 
 
-__all__ = ["CrowdDataModule", "CrowdDataset", "IndexSampler", "hold_out"]
+__all__ = ["CrowdDataModule", "CrowdDataset", "IndexSampler", "at_most", "hold_out"]
