@@ -3,8 +3,8 @@
 Three Gaussians, 2457 training items, about five labels each, by T annotators of three kinds. The network is the
 paper's (2-16-3, ReLU, dropout .2, Glorot start, Adam 1e-3, batches of 64, standardised inputs). Networks on fixed
 labels train until the loss changes by no more than 3 % in an epoch, at most 50; EM does the same with likelihood and
-matrices, from 20 starts of which the likeliest is kept. Each annotation set is drawn anew; the table is the mean over sets with their
-standard deviation, and beside it the published figures.
+matrices, from 20 starts of which the likeliest is kept. Each annotation set is drawn anew; the table is the mean over
+sets with their standard deviation, and beside it the published figures.
 
     python benchmarks/setup1.py                  # the whole table and the picture, in minutes on two cores
     python benchmarks/setup1.py --sets 2 --annotators 100 10000 --starts 5
