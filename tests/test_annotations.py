@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from lfc.annotations import Annotations, Crowd, check_finite, read_crowd, read_features
+from lfc.annotations import Annotations, Crowd, check_finite, encode_profiles, join_crowds, read_crowd, read_features
 from lfc.errors import UserError
 from tests.crowds import shared
 
@@ -255,6 +255,160 @@ def test_empty_labels_are_dropped(tmp_path):
     )
 
 
+# Without annotators
+
+LABELS = "item,label\nx,cat\ny,dog\nx,dog\nx,cat\nx,\n"
+
+
+@pytest.mark.parametrize("policy", ["keep", "first", "last", "error"])
+@pytest.mark.parametrize("head", ["item,label", " Task ,LABEL"])
+def test_labels_of_nobody(tmp_path, policy, head):
+    crowd = read_crowd(write(tmp_path, {"annotations.csv": LABELS.replace("item,label", head)}), duplicates=policy)
+    assert (crowd.items, crowd.annotators, crowd.classes) == (["x", "y"], ["anonymous"], ["cat", "dog"])
+    said = [("x", "anonymous", "cat"), ("x", "anonymous", "dog"), ("x", "anonymous", "cat"), ("y", "anonymous", "dog")]
+    assert triples(crowd) == said
+    assert crowd.notes == [
+        "annotations.csv: no annotators, so all labels count as those of one, called 'anonymous'",
+        "annotations.csv: dropped 1 of 5 annotations with an empty label",
+    ]
+
+
+def test_labels_of_nobody_on_items_that_are_not_there(tmp_path):
+    folder = write(tmp_path, {"annotations.csv": LABELS + "z,cat\n", "items.csv": ABOUT})
+    with pytest.raises(UserError, match=r"annotations.csv, row 7: item 'z' is not in the items table"):
+        read_crowd(folder)
+    assert len(read_crowd(folder, unknown_items="drop").annotations.label) == 4
+
+
+def test_labels_of_nobody_in_parquet(tmp_path):
+    table = pa.table({"item": [3, 3], "label": [1, 0]})
+    crowd = read_crowd(write(tmp_path, {"annotations.parquet": table}))
+    assert triples(crowd) == [("3", "anonymous", "1"), ("3", "anonymous", "0")]
+
+
+# Several crowds as one
+
+
+def a_crowd(folder: Path, files: dict[str, str]) -> Crowd:
+    folder.mkdir()
+    return read_crowd(write(folder, files))
+
+
+def test_joined_crowds(tmp_path):
+    one = a_crowd(
+        tmp_path / "one",
+        {
+            "annotations.csv": SAID,
+            "items.csv": ABOUT,
+            "annotators.csv": "annotator,age,country\nann,,FR\nbob,41,\n",
+            "meta.json": '{"classes": ["dog", "cat"]}',
+        },
+    )
+    other = a_crowd(
+        tmp_path / "other",
+        {
+            "annotations.csv": "item,annotator,label\nx,zoe,owl\nz,bob,cat\nx,ann,cat\n",
+            "items.csv": "item,split,gold,image,soft_owl,soft_cat\nz,valid,owl,p,1,3\nx,train,,q,,\n",
+            "annotators.csv": "annotator,age,city\nann,20,Paris\nbob,50,\nzoe,60,Rome\n",
+        },
+    )
+    both = join_crowds([one, other], ["a", "b"])
+    assert both.items == ["a/x", "a/y", "b/z", "b/x"]
+    assert both.annotators == ["ann", "bob", "zoe"]
+    assert (one.classes, other.classes, both.classes) == (["dog", "cat"], ["cat", "owl"], ["dog", "cat", "owl"])
+    assert sorted(triples(both)) == sorted(
+        [(f"a/{i}", r, k) for i, r, k in triples(one)] + [(f"b/{i}", r, k) for i, r, k in triples(other)]
+    )
+    assert both.annotations.counts.tolist() == [2, 1, 1, 2]
+    assert (both.split.tolist(), both.gold.tolist()) == ([0, 2, 1, 0], [1, -1, 2, -1])
+    assert both.soft.tolist() == [[0, 0, 0], [0, 0, 0], [0, 0.75, 0.25], [0, 0, 0]]
+    assert both.columns == {"text": ["one", "two", "", ""], "image": ["", "", "p", "q"]}
+    assert both.profiles == {"age": ["20", "41", "60"], "country": ["FR", "", ""], "city": ["Paris", "", "Rome"]}
+    assert (both.name, both.path) == ("a+b", None)
+    assert both.notes == ["the classes are not the same everywhere; each item may be of any of all 3"]
+
+
+def test_joined_crowds_of_the_same_classes(tmp_path):
+    said = {"annotations.csv": SAID + "x,ann,\n", "meta.json": '{"classes": ["dog", "cow", "cat"]}'}
+    crowds = [a_crowd(tmp_path / name, said) for name in "ab"]
+    unlabelled = a_crowd(tmp_path / "c", {"items.csv": "item\nx\n"})
+    both = join_crowds([*crowds, unlabelled], ["a", "b", "c"])
+    assert both.classes == ["dog", "cow", "cat"] and both.soft is None
+    dropped = "annotations.csv: dropped 1 of 4 annotations with an empty label"
+    assert both.notes == [f"a: {dropped}", f"b: {dropped}"]
+    assert both.annotations.label.tolist() == 2 * crowds[0].annotations.label.tolist()
+    assert both.annotations.counts.tolist() == [2, 1, 2, 1, 0]
+
+
+# Annotators as numbers
+
+
+def encoded(**profiles: list[str]) -> tuple[dict[str, list[float]], list[str]]:
+    notes: list[str] = []
+    table, names = encode_profiles(profiles, notes)
+    assert table.dtype == torch.float32 and table.shape == (len(next(iter(profiles.values()))), len(names))
+    return dict(zip(names, table.T.tolist(), strict=True)), notes
+
+
+def test_numbers_are_standardised():
+    found, notes = encoded(age=["20", " 30.0", "4e1", "3E+1"])
+    assert list(found) == ["age"] and notes == []
+    assert found["age"] == pytest.approx([-(2**0.5), 0, 2**0.5, 0])
+
+
+def test_a_missing_number_has_a_column_of_its_own():
+    found, _ = encoded(age=["-20", "", "40", " "])
+    assert found == {"age": [-1, 0, 1, 0], "age (missing)": [0, 1, 0, 1]}
+
+
+@pytest.mark.parametrize(
+    "values", [["7", "7", "7"], ["0", "0", "0"], ["0.1", "0.1", "0.1"], ["1e300", "1e300", "1e300"]]
+)
+def test_a_constant_number_is_zero(values):
+    assert encoded(age=values)[0]["age"] == [0, 0, 0]
+
+
+def test_great_and_small_numbers():
+    found, _ = encoded(great=["1e300", "-1e300"], small=["1e-300", "3e-300"], shifted=["1000000001", "1000000003"])
+    assert {name: pytest.approx([1, -1]) if name == "great" else pytest.approx([-1, 1]) for name in found} == found
+
+
+@pytest.mark.parametrize("word", ["n/a", "nan", "inf", "1_000", "1e999", "0x10", "²"])
+def test_a_word_among_numbers_makes_them_words(word):
+    found, _ = encoded(age=["20", word, "20", word, ""])
+    assert found == {
+        f"age={name}": [float(v == name) for v in ["20", word, "20", word, ""]] for name in sorted(["20", word])
+    }
+
+
+def test_a_column_a_value():
+    found, notes = encoded(country=["FR", "", " DE", "FR "])
+    assert found == {"country=DE": [0, 0, 1, 0], "country=FR": [1, 0, 0, 1]} and notes == []
+
+
+def test_a_mark_of_one_annotator_is_a_feature():
+    assert encoded(expert=["", "yes", ""])[0] == {"expert=yes": [0, 1, 0]}
+
+
+def test_columns_that_are_no_features():
+    many = [f"v{i // 2}" for i in range(2002)]
+    found, notes = encoded(
+        mail=[f"{i}@x" for i in range(2002)], nothing=[" "] * 2002, many=many, fewer=[*many[:2000], "", ""]
+    )
+    assert list(found) == [f"fewer=v{i}" for i in sorted(map(str, range(1000)))]
+    assert notes == [
+        "annotators: column 'mail' is no feature, since all its values differ",
+        "annotators: column 'nothing' is no feature, since it is empty",
+        "annotators: column 'many' is no feature, since it has 1001 different values and 1000 are the most",
+    ]
+
+
+def test_nobody_and_nothing():
+    assert encode_profiles({})[0].shape == (0, 0)
+    table, names = encode_profiles({"mail": ["a", "b"]})
+    assert table.shape == (2, 0) and names == []
+
+
 # What cannot be read: one line that names file, row and remedy
 
 PAIR = pa.table({"item": ["x"], "annotator": ["r"], "label": ["cat"]})
@@ -262,6 +416,9 @@ BAD = {
     "nothing": ({}, {}, "neither annotations nor items; add annotations.csv"),
     "both formats": ({"annotations.csv": SAID, "annotations.parquet": PAIR}, {}, "both annotations.csv and annotations.parquet|delete"),
     "missing column": ({"annotations.csv": "item,who,label\nx,r,a\n"}, {}, "annotations.csv, row 1|'annotator' or 'worker'|item, who, label"),
+    "no annotator beside another column": ({"annotations.csv": "item,label,seconds\nx,a,3\ny,b,4\n"}, {}, "annotations.csv, row 1|'annotator' or 'worker'|item, label, seconds"),
+    "item twice and no annotator": ({"annotations.csv": "item,task,label\nx,s,a\ny,t,b\n"}, {}, "annotations.csv, row 1|'annotator' or 'worker'"),
+    "no label": ({"annotations.csv": "item,annotator\nx,a\n"}, {}, "annotations.csv, row 1|no column 'label'"),
     "semicolons": ({"annotations.csv": "item;annotator;label\nx;r;a\n"}, {}, "annotations.csv, row 1|commas"),
     "items without item": ({"items.csv": "id,text\nx,a\n"}, {}, "items.csv, row 1|'item'|id, text"),
     "column twice": ({"annotations.csv": "item,annotator,label,Label \nx,r,a,b\n"}, {}, "annotations.csv, row 1|'label' stands twice"),

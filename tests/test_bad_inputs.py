@@ -1,6 +1,7 @@
 """Crowd folders as people make them: each trains, or ends in one line that says what to mend."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -160,7 +161,12 @@ CROWDS = {
     "features.npy empty": (content("features.npy", b""), "not a readable array"),
     "features.npy an archive": (archive, "an archive of arrays"),
     "features beyond float32": (features(lambda a: a.astype(float) * 1e300), "row 1 of 50 (item '000')"),
+    "no annotators beside another column": (
+        edit("annotations.csv", lambda t: t.replace("annotator", "seconds", 1)),
+        "no column 'annotator'",
+    ),
     # these train
+    "no annotators": (edit("annotations.csv", lambda t: re.sub(r",\w+,", ",", t)), WORKS),
     "as it should be": (lambda c: None, WORKS),
     "CR line ends": (line_ends("annotations.csv", b"\r"), WORKS),
     "CRLF line ends": (line_ends("items.csv", b"\r\n"), WORKS),
@@ -188,8 +194,12 @@ CROWDS = {
 
 
 def run(tmp_path, crowd, *args):
-    options = ["--trainer.max_epochs=1", f"--run.root={tmp_path}/runs", f"--data.path={crowd}", *args]
-    main(["fit", f"--config={ROOT}/configs/labelme.yaml", *QUICK, *options])
+    return fit(tmp_path, f"--data.path={crowd}", *args)
+
+
+def fit(tmp_path, *args, config="labelme"):
+    options = ["--trainer.max_epochs=1", f"--run.root={tmp_path}/runs", *args]
+    main(["fit", f"--config={ROOT}/configs/{config}.yaml", *QUICK, *options])
     (metrics,) = (tmp_path / "runs").rglob("metrics.json")
     return json.loads(metrics.read_text())
 
@@ -239,3 +249,89 @@ def test_what_was_dropped_is_told(tmp_path, caplog):
         run(tmp_path, crowd)
     assert "note: annotations.csv: dropped 1 of 90 annotations with an empty label" in caplog.text
     assert "repeated (item, annotator) pairs" in caplog.text
+
+
+# Options of the data, and what goes with what
+
+OPTIONS = {
+    "no label an item": (["--data.path=ZOO", "--data.redundancy=0"], "--data.redundancy=0: at least one annotation"),
+    "no features of annotators": (["--data.path=ZOO", "--data.annotator_features=true"], "zoo has no annotators.csv"),
+    "no tasks": (["--data=MultiTaskDataModule", "--data.paths=[]"], "--data.paths=[]: two crowd folders or more"),
+    "one task": (["--data=MultiTaskDataModule", "--data.paths=[ZOO]"], "two crowd folders or more"),
+    "tasks without paths": (["--data=MultiTaskDataModule"], "MultiTaskDataModule needs paths; add --data.paths="),
+    "a task that is not there": (["--data=MultiTaskDataModule", "--data.paths=[ZOO,ZOO/x]"], "zoo/x: no such folder"),
+    "tasks of two widths": (["--data=MultiTaskDataModule", "--data.paths=[ZOO,WIDE]"], "4 columns where"),
+    "vectors for an embedding": (
+        ["--data.path=ZOO", "--model.backbone=ItemEmbedding"],
+        "ItemEmbedding reads ItemDataModule's item numbers; these inputs are torch.float32",
+    ),
+    "items for a network": (["--data=ItemDataModule", "--data.path=ZOO"], "MLP reads feature vectors"),
+    # these train
+    "one label an item": (["--data.path=ZOO", "--data.redundancy=1"], WORKS),
+    "one label an item, some held out": (["--data.path=ZOO", "--data.redundancy=1", "--data.holdout=0.2"], WORKS),
+    "two tasks": (["--data=MultiTaskDataModule", "--data.paths=[ZOO,TOO]"], WORKS),
+    "two tasks after one": (["--data.path=ZOO", "--data=MultiTaskDataModule", "--data.paths=[ZOO,TOO]"], WORKS),
+    "one task twice": (["--data=MultiTaskDataModule", "--data.paths=[ZOO,ZOO]"], WORKS),
+    "two tasks, standardised": (
+        ["--data=MultiTaskDataModule", "--data.paths=[ZOO,TOO]", "--model.backbone.standardize=true"],
+        WORKS,
+    ),
+    "items": (["--data=ItemDataModule", "--data.path=ZOO", "--model.backbone=ItemEmbedding"], WORKS),
+    "items from files": (
+        ["--data=CONFIGS/data/items.yaml", "--data.path=ZOO", "--model.backbone=CONFIGS/backbone/item_embedding.yaml"],
+        WORKS,
+    ),
+    "features of annotators": (["--data.path=TOO", "--data.annotator_features=true"], WORKS),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_of_the_data(name, tmp_path, capsys):
+    given, expected = OPTIONS[name]
+    zoo, too, wide = (write_crowd(tmp_path / name, seed=seed) for seed, name in enumerate(("zoo", "too", "wide")))
+    content("annotators.csv", b"annotator,age\nann,3\nbob,4\ncyd,\n")(too)
+    features(lambda array: np.pad(array, ((0, 0), (0, 1))))(wide)
+    places = {"ZOO": zoo, "TOO": too, "WIDE": wide, "CONFIGS": ROOT / "configs"}
+    args = [re.sub("|".join(places), lambda found: str(places[found[0]]), arg) for arg in given]
+    if expected is WORKS:
+        assert np.isfinite(fit(tmp_path, *args)["train/loss"])
+        return
+    with pytest.raises(SystemExit) as exit:
+        fit(tmp_path, *args)
+    error = capsys.readouterr().err
+    assert exit.value.code == 2
+    assert error.count("\n") == 1 and error.startswith("lfc: error: ") and expected in error, error
+    assert not list(tmp_path.rglob("metrics.json"))
+
+
+def test_a_model_of_two_tasks_predicts_both(tmp_path):
+    paths = [write_crowd(tmp_path / name, seed=seed) for seed, name in enumerate(("zoo", "too"))]
+    fit(tmp_path, f"--data.paths=[{paths[0]},{paths[1]}]", config="multi_task")
+    run_folder = tmp_path / "runs" / "multi_task" / "SpeeLFC-seed0"
+    assert (run_folder / "labels.csv").read_text().count("\ntoo/") == 29
+    predictions = (run_folder / "predictions.csv").read_text()
+    assert predictions.count("\nzoo/") == predictions.count("\ntoo/") == 10
+    assert (run_folder / "annotators.csv").read_text().count("\n") == 5  # the same four people in both
+    new = [tmp_path / "new" / path.name for path in paths]
+    for path, old in zip(new, paths):
+        path.mkdir(parents=True)
+        (path / "items.csv").write_text("item\n" + "".join(f"{i}\n" for i in range(50)))
+        shutil.copy(old / "features.npy", path)
+    checkpoint = run_folder / "checkpoints" / "best.ckpt"
+    main(["predict", f"--config={run_folder}/config.yaml", f"--ckpt_path={checkpoint}",
+          f"--data.paths=[{new[0]},{new[1]}]"])  # fmt: skip
+    (found,) = [path for path in tmp_path.rglob("predictions.csv") if path.parent != run_folder]
+    told = {row.split(",")[0]: row.split(",")[1] for row in found.read_text().splitlines()[1:]}
+    before = {row.split(",")[0]: row.split(",")[1] for row in predictions.splitlines()[1:]}
+    assert len(told) == 100
+    assert {f"{task}/{int(i):03d}": told[f"{task}/{i}"] for task in ("zoo", "too") for i in range(40, 50)} == before
+
+
+def test_what_was_kept_is_told(tmp_path, caplog):
+    crowd = write_crowd(tmp_path / "zoo")
+    edit("annotations.csv", lambda text: re.sub(r",\w+,", ",", text))(crowd)
+    with caplog.at_level("INFO"):
+        run(tmp_path, crowd, "--data.redundancy=2")
+    assert "note: annotations.csv: no annotators, so all labels count as those of one" in caplog.text
+    assert "note: kept 58 of 87 annotations, at most 2 an item" in caplog.text
+    assert "repeated" not in caplog.text

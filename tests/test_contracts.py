@@ -7,14 +7,17 @@ import pytest
 import torch
 from torch import nn
 
+import lfc.aggregation
 import lfc.backbones
 import lfc.datamodules
 import lfc.heads
+from lfc.aggregation import Aggregation, Aggregator, DawidSkene, Votes
 from lfc.backbones import MLP, Backbone
 from lfc.datamodules import CrowdDataModule, FeatureDataModule, SimulatedDataModule
+from lfc.datamodules.multi_task import TaskInputs
 from lfc.heads import AnnotatorTable, Head, MajorityVote, SpeeLFC
 from lfc.heads.base import ConfusionHead
-from lfc.testing import check_backbone, check_datamodule, check_head
+from lfc.testing import check_aggregator, check_backbone, check_datamodule, check_head
 from tests.crowds import write_crowd
 
 
@@ -38,9 +41,13 @@ def test_hard_majority_vote():
     check_head(partial(MajorityVote, kind="hard"))
 
 
+INPUTS = {lfc.backbones.ItemEmbedding: torch.tensor([5, 0, 6, 0])}
+"""What a backbone reads that does not read vectors."""
+
+
 @pytest.mark.parametrize("backbone", registered(lfc.backbones, Backbone), ids=lambda cls: cls.__name__)
 def test_backbones(backbone):
-    check_backbone(backbone, torch.randn(4, 7), in_features=7)
+    check_backbone(backbone, INPUTS.get(backbone, torch.randn(4, 7)), in_features=7)
 
 
 @pytest.mark.parametrize(
@@ -52,12 +59,42 @@ def test_every_mlp(options):
 
 @pytest.mark.parametrize("data", registered(lfc.datamodules, CrowdDataModule), ids=lambda cls: cls.__name__)
 def test_datamodules(data, tmp_path):
-    options = {"path": str(write_crowd(tmp_path))} if "path" in inspect.signature(data).parameters else {}
-    check_datamodule(partial(data, **options, batch_size=7))
-    check_datamodule(partial(data, **options, batch_size=7, holdout=0.2))
+    known = {"path": str(write_crowd(tmp_path / "a")), "paths": [str(write_crowd(tmp_path / name)) for name in "ab"]}
+    options = {name: value for name, value in known.items() if name in inspect.signature(data).parameters}
+    for more in ({}, {"holdout": 0.2}, {"redundancy": 2}, {"redundancy": 2, "holdout": 0.2}):
+        check_datamodule(partial(data, **options, **more, batch_size=7))
+    if options:
+        (tmp_path / "a" / "annotators.csv").write_text("annotator,age,country\nann,30,FR\nbob,,DE\ndan,41,FR\n")
+        check_datamodule(partial(data, **options, batch_size=7, holdout=0.2, annotator_features=True))
 
 
-@pytest.mark.parametrize("cls", [*registered(lfc.heads, Head), *registered(lfc.backbones, Backbone)], ids=str)
+@pytest.mark.parametrize("aggregator", registered(lfc.aggregation, Aggregator), ids=lambda cls: cls.__name__)
+def test_aggregators(aggregator):
+    check_aggregator(aggregator)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"kind": "one_coin"}, {"hard": True}, {"pseudo_count": 1.0}, {"kind": "one_coin", "hard": True}],
+    ids=str,
+)
+def test_every_dawid_skene(options):
+    check_aggregator(partial(DawidSkene, **options))
+
+
+def test_hard_vote():
+    check_aggregator(partial(lfc.aggregation.MajorityVote, kind="hard"))
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        *registered(lfc.heads, Head),
+        *registered(lfc.backbones, Backbone),
+        *registered(lfc.aggregation, Aggregator),
+    ],
+    ids=str,
+)
 def test_every_option_is_documented(cls):
     for name, parameter in inspect.signature(cls).parameters.items():
         if parameter.kind is not parameter.VAR_KEYWORD:
@@ -290,7 +327,65 @@ class SizesTooLate(SimulatedDataModule):
         return 3 if self.datasets else 0
 
 
+class WrongTask(SimulatedDataModule):
+    num_tasks = 2
+
+
+class TaskTooFar(SimulatedDataModule):
+    num_tasks = 2
+
+    def load_inputs(self):
+        return TaskInputs(self.features, torch.full((len(self.features),), 2))
+
+
+class OtherInputs(SimulatedDataModule):
+    def load_inputs(self):
+        return torch.rand(self.features.shape)
+
+
+class NumbersTooFar(SimulatedDataModule):
+    def load_inputs(self):
+        return torch.arange(len(self.features)) + 2
+
+
+class Halves(SimulatedDataModule):
+    def load_inputs(self):
+        return torch.zeros(len(self.features), dtype=torch.int32)
+
+
+class NoProfile(SimulatedDataModule):
+    profile_features = 2
+
+
+class ProfileByRow(SimulatedDataModule):
+    profile_features = 2
+
+    def crowd(self):
+        crowd = super().crowd()
+        crowd.profile = torch.arange(2.0 * len(crowd.label)).view(-1, 2)
+        return crowd
+
+    def _dataset(self, *args):
+        dataset = super()._dataset(*args)
+        dataset.profiles = torch.zeros(self.num_annotators, 2)
+        return dataset
+
+
+class StrayProfile(SimulatedDataModule):
+    def setup(self, stage):
+        self.profiles = torch.zeros(self.num_annotators, 2)
+        super().setup(stage)
+
+
 BROKEN_DATA = {
+    WrongTask: "must name the task",
+    TaskTooFar: "task must be in",
+    OtherInputs: "same inputs",
+    NumbersTooFar: "item numbers must be in",
+    Halves: "item numbers .* of int64",
+    NoProfile: "profile must be there",
+    ProfileByRow: "same in every annotation",
+    StrayProfile: "profile must be None",
     Doubled: "shorter|longer|once",
     Unseeded: "same batches",
     LosesAnnotations: "exactly the training annotations",
@@ -302,6 +397,165 @@ BROKEN_DATA = {
 def test_broken_datamodules_are_caught(data):
     with pytest.raises((AssertionError, ValueError), match=BROKEN_DATA[data]):
         check_datamodule(partial(data, num_items=50, num_annotators=10))
+
+
+class Vote(lfc.aggregation.MajorityVote):
+    def change(self, result, votes):
+        pass
+
+    def _fit(self, votes, bar):
+        result = super()._fit(votes, bar)
+        self.change(result, votes)
+        return result
+
+
+class Unnormalized(Vote):
+    def change(self, result, votes):
+        result.posterior *= 1.1
+
+
+class Negative(Vote):
+    def change(self, result, votes):
+        result.posterior += torch.linspace(-1.0, 1.0, votes.num_classes).double()
+
+
+class SinglePrecision(Vote):
+    def change(self, result, votes):
+        result.posterior = result.posterior.float()
+
+
+class LosesAnItem(Vote):
+    def _fit(self, votes, bar):
+        last = votes.num_items - (votes.num_items > 30)
+        return Aggregation(super()._fit(votes, bar).posterior[:last], votes.labelled)
+
+    def fit(self, votes):
+        return self._fit(votes, None)
+
+
+class NanForUnlabelled(Vote):
+    def fit(self, votes):
+        result = super().fit(votes)
+        result.posterior[~votes.labelled] = float("nan")
+        return result
+
+
+class LabelsUnlabelled(Vote):
+    def change(self, result, votes):
+        result.labelled = torch.ones_like(votes.labelled)
+
+
+class LastOfAnnotatorsMissing(Vote):
+    def change(self, result, votes):
+        result.annotators["ability"] = result.annotators["ability"][:-1]
+
+
+class ColumnsSumToOne(Vote):
+    def change(self, result, votes):
+        result.annotators["confusion"] = result.annotators["confusion"].transpose(1, 2)
+
+
+class ItemsUnordered(Vote):
+    def change(self, result, votes):
+        result.items["weight"] = torch.arange(votes.num_items).double()
+
+
+class AnnotatorsUnordered(Vote):
+    def change(self, result, votes):
+        result.annotators["ability"] = torch.arange(votes.num_annotators).double()
+
+
+class FavoursFirstItem(Vote):
+    def change(self, result, votes):
+        result.posterior[0] = 1 / votes.num_classes
+
+
+class FavoursFirstAnnotator(Vote):
+    def _fit(self, votes, bar):
+        first = (votes.annotator == 0).nonzero().squeeze(-1).repeat(3)
+        triple = [torch.cat([x, x[first]]) for x in (votes.item, votes.annotator, votes.label)]
+        return super()._fit(Votes(*triple, votes.num_items, votes.num_annotators, votes.num_classes), bar)
+
+
+class FavoursFirstClass(Vote):
+    def change(self, result, votes):
+        result.posterior[:, 0] += 0.1
+        result.posterior /= result.posterior.sum(-1, keepdim=True)
+
+
+class CountsEmptyItems(Vote):
+    def change(self, result, votes):
+        shrink = votes.labelled.double().mean()
+        result.posterior = shrink * result.posterior + (1 - shrink) / votes.num_classes
+
+
+class CountsEmptyAnnotators(Vote):
+    def change(self, result, votes):
+        result.annotators["ability"] = result.annotators["ability"] / votes.num_annotators
+
+
+class CountsOnce(Vote):
+    def _fit(self, votes, bar):
+        item, annotator, label = torch.stack([votes.item, votes.annotator, votes.label]).unique(dim=1)
+        return super()._fit(
+            Votes(item, annotator, label, votes.num_items, votes.num_annotators, votes.num_classes), bar
+        )
+
+
+class Unsteady(Vote):
+    def change(self, result, votes):
+        result.posterior[:] = torch.rand(result.posterior.shape).double().softmax(-1)
+
+
+class ChangesVotes(Vote):
+    def change(self, result, votes):
+        votes.label[0] = 0
+
+
+class Decreases(Vote):
+    def change(self, result, votes):
+        result.history = [-3.0, -2.0, -2.1]
+
+
+class NeedsThreeClasses(Vote):
+    def change(self, result, votes):
+        result.posterior /= votes.num_classes - 2
+
+
+class Contrary(Vote):
+    def change(self, result, votes):
+        result.posterior[:] = (1 - result.posterior) / (votes.num_classes - 1)
+
+
+BROKEN_AGGREGATORS = {
+    Unnormalized: "sum to one",
+    Negative: "nonnegative",
+    SinglePrecision: "float64",
+    LosesAnItem: "must be .N, K.",
+    NanForUnlabelled: "finite",
+    LabelsUnlabelled: "-1 where there are no votes",
+    LastOfAnnotatorsMissing: "must have 6 rows",
+    ColumnsSumToOne: "must sum to one: true classes",
+    ItemsUnordered: "does not follow items",
+    AnnotatorsUnordered: "'ability'.*order of annotators",
+    FavoursFirstItem: "order of items",
+    FavoursFirstAnnotator: "order of annotators",
+    FavoursFirstClass: "order of classes",
+    CountsEmptyItems: "without votes change the posterior",
+    CountsEmptyAnnotators: "without votes change annotators",
+    CountsOnce: "must count again",
+    Unsteady: "same posterior twice",
+    ChangesVotes: "changes the votes",
+    Decreases: "history decreases",
+    NeedsThreeClasses: "finite",
+    Contrary: "must get the class said",
+}
+
+
+@pytest.mark.parametrize("aggregator", BROKEN_AGGREGATORS, ids=lambda cls: cls.__name__)
+def test_broken_aggregators_are_caught(aggregator):
+    with pytest.raises(AssertionError, match=BROKEN_AGGREGATORS[aggregator]):
+        check_aggregator(aggregator)
 
 
 def test_the_folder_of_these_tests_is_read(tmp_path):

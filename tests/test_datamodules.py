@@ -12,10 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from lfc.annotations import Annotations, Crowd
+from lfc.annotations import Annotations, Crowd, read_crowd
 from lfc.batch import CrowdBatch
-from lfc.datamodules import CrowdDataModule, FeatureDataModule, SimulatedDataModule
-from lfc.datamodules.base import CrowdDataset, IndexSampler, hold_out
+from lfc.datamodules import (
+    CrowdDataModule,
+    FeatureDataModule,
+    ItemDataModule,
+    MultiTaskDataModule,
+    SimulatedDataModule,
+)
+from lfc.datamodules.base import CrowdDataset, IndexSampler, at_most, hold_out
 from lfc.errors import UserError
 
 
@@ -287,6 +293,271 @@ def test_workers_load_the_same_batches():
     assert all(same(a, b) for a, b in batches)
 
 
+# Fewer labels an item
+
+
+def kept(table: Annotations, mask: Tensor) -> set[tuple[int, int]]:
+    """Which annotations of which item, by place."""
+    return set(zip(table.item[mask].tolist(), mask.nonzero().squeeze(-1).tolist()))
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 100])
+def test_at_most_so_many_of_each_item(most):
+    table = random_annotations(items=60, size=200)
+    mask = at_most(table, most, seed=0)
+    counts = [min(most, n) for n in table.counts.tolist()]
+    assert table.where(mask).counts.tolist() == counts and 0 in counts
+    assert torch.equal(mask, at_most(table, most, seed=0))
+    assert most == 100 or not torch.equal(mask, at_most(table, most, seed=1))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_fewer_are_some_of_more(seed):
+    table = random_annotations(items=30, size=300, seed=seed)
+    chosen = [kept(table, at_most(table, most, seed)) for most in range(1, 12)]
+    assert all(few <= more for few, more in pairwise(chosen))
+    assert len({len(some) for some in chosen}) > 8
+
+
+def test_every_choice_is_as_likely():
+    # 6000 items of 4 annotations, 2 to be kept: 6 choices; and the choice of one item says nothing of the next's
+    size = 6000
+    item = torch.arange(size).repeat_interleave(4)
+    table = Annotations.from_long(item, torch.arange(4).repeat(size), torch.zeros(4 * size, dtype=torch.long), size)
+    mask = at_most(table, 2, seed=3).view(size, 4)
+    pairs = Counter(map(tuple, mask.tolist()))
+    assert len(pairs) == 6 and all(sum(pair) == 2 for pair in pairs)
+    chi = sum((n - size / 6) ** 2 / (size / 6) for n in pairs.values())
+    assert chi < 20.5  # 5 degrees of freedom: one time in a thousand
+    same = (mask[1:] == mask[:-1]).all(-1).double().mean()
+    assert abs(same - 1 / 6) < 4 * (1 / 6 * 5 / 6 / size) ** 0.5
+
+
+def test_the_choice_is_another_than_what_is_held_out():
+    # were both drawn from the same numbers, what is kept would tell what is held out
+    item = torch.arange(5000).repeat_interleave(4)
+    table = Annotations.from_long(item, item % 3, torch.zeros_like(item), 5000)
+    held, one = hold_out(table, 0.3, seed=0), at_most(table, 1, seed=0)
+    assert held.double().mean() == pytest.approx(0.3) and one.double().mean() == pytest.approx(0.25)
+    assert abs((held & one).double().mean() - 0.3 * 0.25) < 4 * (0.3 * 0.25 / len(item)) ** 0.5
+
+
+def test_a_great_crowd_is_thinned_fast():
+    size = 1_000_000
+    generator = torch.Generator().manual_seed(0)
+    item = torch.randint(size // 5, (size,), generator=generator)
+    table = Annotations.from_long(item, item, item, size // 5)
+    start = time.perf_counter()
+    at_most(table, 2, seed=0)
+    assert time.perf_counter() - start < 5
+
+
+def test_redundancy_of_a_datamodule():
+    whole = SimulatedDataModule(num_items=300, num_annotators=30)
+    data = SimulatedDataModule(num_items=300, num_annotators=30, redundancy=2, split_seed=1)
+    assert data.table.annotations.counts[:300].max() == 2
+    assert set(triples(data.table.annotations)) < set(triples(whole.table.annotations))
+    assert data.table.annotators == whole.table.annotators and data.num_annotators == whole.num_annotators
+    assert data.annotators_digest == whole.annotators_digest
+    size, total = len(data.table.annotations.label), len(whole.table.annotations.label)
+    assert data.table.notes == [f"kept {size} of {total} annotations, at most 2 an item"]
+    assert whole.table.notes == []
+    data.setup("fit")
+    assert int(data.datasets["annotated"].annotations.counts.max()) == 2
+    assert len(data.crowd().label) == size
+    again = SimulatedDataModule(num_items=300, num_annotators=30, redundancy=2, split_seed=1)
+    other = SimulatedDataModule(num_items=300, num_annotators=30, redundancy=2, split_seed=2)
+    assert triples(again.table.annotations) == triples(data.table.annotations)
+    assert triples(other.table.annotations) != triples(data.table.annotations)
+
+
+def test_the_crowd_that_was_given_stays_as_it_was(tmp_path):
+    crowd = read_crowd(folder(tmp_path))
+    before = triples(crowd.annotations)
+
+    class Given(CrowdDataModule):
+        def load_inputs(self):
+            return torch.zeros(10, 1)
+
+    assert Given(crowd, redundancy=1).table.annotations.counts.tolist() == [1] * 10
+    assert triples(crowd.annotations) == before and crowd.notes == []
+
+
+def test_annotators_without_labels_stay():
+    data = SimulatedDataModule(num_items=40, num_annotators=100, labels_per_item=10, redundancy=1)
+    assert len(set(data.table.annotations.annotator.tolist())) < data.num_annotators == len(data.table.annotators)
+
+
+def test_redundancy_goes_before_hold_out(tmp_path):
+    data = SimulatedDataModule(num_items=300, num_annotators=10, labels_per_item=8, redundancy=4, holdout=0.25)
+    data.setup("fit")
+    train, held = data.datasets["train"].annotations, data.datasets["heldout"].annotations
+    assert len(held.label) == round(0.25 * len(data.table.annotations.label))
+    assert len(held.label) + len(train.label) == len(data.table.annotations.label)
+    together = train.counts.index_add(0, data.datasets["heldout"].rows, held.counts)
+    assert together.max() == 4
+
+
+def test_every_split_is_thinned(tmp_path):
+    said = SAID + "".join(f"{item},{who},1\n" for item in "yz" for who in ("ann", "bob", "cyd"))
+    data = FeatureDataModule(str(folder(tmp_path, said, TRAINING + "y,valid,1\nz,test,0\n")), redundancy=1)
+    assert data.table.annotations.counts.tolist() == [1] * 12
+    data.setup("fit")
+    assert [int(data.datasets[name].annotations.counts.sum()) for name in ("train", "valid", "test")] == [10, 1, 1]
+    assert data.num_annotators == 3 and data.table.notes == ["kept 12 of 26 annotations, at most 1 an item"]
+
+
+# Items without inputs
+
+
+def test_items_are_their_own_inputs(tmp_path):
+    path = folder(tmp_path, items=TRAINING + "y,valid,1\nz,test,0\n")
+    (path / "features.npy").write_bytes(b"never read")
+    data = ItemDataModule(str(path), batch_size=4)
+    assert (data.in_features, data.num_items, data.num_tasks) == (12, 10, 1)
+    data.setup("fit")
+    for batch in data.train_dataloader():
+        assert torch.equal(batch.inputs, batch.items) and batch.inputs.dtype == torch.long
+    (valid,), *_ = data.val_dataloader()
+    (test,), annotated = data.test_dataloader()
+    assert (valid.inputs.tolist(), test.inputs.tolist()) == ([10], [11])  # among all items, not among their split
+    assert torch.cat([batch.inputs for batch in annotated]).tolist() == list(range(10))
+    assert data.table.notes == [
+        "2 of 12 items are not in the train split: nothing is learned of them; choose no epoch by them (--run.monitor)"
+    ]
+
+
+def test_labels_alone_are_a_crowd(tmp_path):
+    (tmp_path / "annotations.csv").write_text("item,label\nx,a\ny,b\nx,b\nx,b\n")
+    data = ItemDataModule(str(tmp_path), holdout=0.0)
+    assert (data.in_features, data.num_annotators, data.num_classes) == (2, 1, 2)
+    assert len(data.table.notes) == 1 and "no annotators" in data.table.notes[0]
+    data.setup("fit")
+    (batch,) = data.train_dataloader()
+    assert batch.votes(2)[batch.items.argsort()].tolist() == [[1, 2], [0, 1]]
+    assert ItemDataModule(str(tmp_path), redundancy=1).table.annotations.counts.tolist() == [1, 1]
+
+
+# Several tasks
+
+
+def two_tasks(path: Path, names: tuple[str, str] = ("one", "two"), width: int = 3) -> list[str]:
+    """Twelve items, then eleven; ann labels both tasks, bob the first and eve the second."""
+    paths = [path / "x" / names[0], path / "y" / names[1]]
+    for one in paths:
+        one.mkdir(parents=True)
+    folder(paths[0], items=TRAINING + "y,valid,1\nz,test,0\n")
+    folder(paths[1], SAID.replace("bob", "eve"), TRAINING + "z,test,1\n")
+    np.save(paths[1] / "features.npy", -np.ones((11, width)) * np.arange(11)[:, None])
+    return [str(one) for one in paths]
+
+
+def test_tasks_are_served_side_by_side(tmp_path):
+    paths = two_tasks(tmp_path)
+    data = MultiTaskDataModule(paths, batch_size=7)
+    assert (data.num_tasks, data.in_features, data.num_items, data.num_annotators) == (2, 3, 20, 3)
+    assert data.tasks == ["one", "two"] and data.table.annotators == ["ann", "bob", "eve"]
+    assert data.table.items[:2] == ["one/x0", "one/x1"] and data.table.items[-1] == "two/z"
+    data.setup("fit")
+    first = np.load(Path(paths[0], "features.npy"))
+    seen = []
+    for batch in data.train_dataloader():
+        assert set(batch.inputs) == {"inputs", "task"}
+        assert batch.inputs["inputs"].dtype == torch.float32 and batch.inputs["task"].dtype == torch.long
+        rows = zip(batch.items.tolist(), batch.inputs["task"].tolist(), batch.inputs["inputs"].tolist())
+        for item, task, inputs in rows:
+            assert task == (item >= 10)  # ten training items of the first task come first
+            assert inputs == (first[item].tolist() if task == 0 else [-(item - 10)] * 3)
+            seen.append(item)
+        theirs = batch.inputs["task"][batch.row]
+        assert (theirs[batch.annotator == 1] == 0).all() and (theirs[batch.annotator == 2] == 1).all()
+    assert sorted(seen) == list(range(20))
+    test = next(iter(data.test_dataloader()[0]))
+    assert (test.inputs["task"].tolist(), test.gold.tolist()) == ([0, 1], [0, 1])
+    assert [batch.to("cpu").inputs["task"].dtype for batch in data.predict_dataloader()] == [torch.long]
+
+
+def test_folders_of_one_name(tmp_path):
+    data = MultiTaskDataModule(two_tasks(tmp_path, names=("same", "same")))
+    assert data.tasks == ["same", "same-2"]
+    assert len(set(data.table.items)) == 23 and data.table.items[12] == "same-2/x0"
+
+
+def test_tasks_that_do_not_go_together(tmp_path):
+    with pytest.raises(UserError, match=r"--data.paths=\[\]: two crowd folders or more"):
+        MultiTaskDataModule([])
+    paths = two_tasks(tmp_path, width=4)
+    with pytest.raises(UserError, match=rf"--data.paths=\[{paths[0]}\]: two crowd folders or more"):
+        MultiTaskDataModule(paths[:1])
+    with pytest.raises(UserError, match=r"y/two/features.npy: 4 columns where .*x/one/features.npy has 3;"):
+        MultiTaskDataModule(paths)
+    features = np.zeros((11, 3))
+    features[4, 1] = np.nan
+    np.save(Path(paths[1], "features.npy"), features)
+    with pytest.raises(UserError, match=r"y/two/features.npy, row 5 of 11 \(item 'x4'\): nan in column 2"):
+        MultiTaskDataModule(paths).setup("fit")
+
+
+def test_tasks_are_thinned_and_held_out_together(tmp_path):
+    data = MultiTaskDataModule(two_tasks(tmp_path), redundancy=1, holdout=0.2)
+    data.setup("fit")
+    assert data.table.annotations.counts.max() == 1
+    assert len(data.datasets["heldout"].annotations.label) == 4
+    assert data.table.notes == ["kept 20 of 40 annotations, at most 1 an item"]
+
+
+# Features of annotators
+
+WHO = "annotator,age,country,mail\nbob,40,FR,b@x\nann,20,,a@x\nzoe,7,DE,z@x\n"
+
+
+def test_features_of_annotators(tmp_path):
+    path = folder(tmp_path, items=TRAINING + "y,valid,1\nz,test,0\n")
+    (path / "annotators.csv").write_text(WHO)
+    data = FeatureDataModule(str(path), annotator_features=True, holdout=0.2)
+    assert data.profile_features == 2 and data.profile_names == ["age", "country=FR"]
+    assert data.profiles.tolist() == [[-1, 0], [1, 1]]  # of ann and bob: zoe labelled nothing
+    assert data.table.notes == ["annotators: column 'mail' is no feature, since all its values differ"]
+    data.setup("fit")
+    loaders = [data.train_dataloader(), *data.val_dataloader(), *data.test_dataloader(), data.predict_dataloader()]
+    for batch in chain(*loaders, [data.crowd()]):
+        assert batch.profile.shape == (len(batch.annotator), 2)
+        assert torch.equal(batch.profile, data.profiles[batch.annotator])
+    assert len(data.crowd().profile) == 16
+
+
+def test_annotators_have_no_features_unless_asked(tmp_path):
+    path = folder(tmp_path)
+    (path / "annotators.csv").write_text(WHO)
+    data = FeatureDataModule(str(path))
+    data.setup("fit")
+    assert (data.profile_features, data.profiles, data.profile_names) == (0, None, [])
+    assert next(iter(data.train_dataloader())).profile is None and data.crowd().profile is None
+
+
+def test_features_of_annotators_that_are_not_there(tmp_path):
+    path = folder(tmp_path)
+    with pytest.raises(UserError, match=r"--data.annotator_features=true: .* has no annotators.csv with .*; add it"):
+        FeatureDataModule(str(path), annotator_features=True)
+    (path / "annotators.csv").write_text("annotator\nann\nbob\n")
+    with pytest.raises(UserError, match=r"has no annotators.csv with a column annotator and one for each feature"):
+        FeatureDataModule(str(path), annotator_features=True)
+    (path / "annotators.csv").write_text("annotator,mail\nann,a@x\nbob,b@x\n")
+    with pytest.raises(UserError, match=r"column 'mail' is no feature, since all its values differ; add others"):
+        FeatureDataModule(str(path), annotator_features=True)
+    (path / "annotations.csv").unlink()  # new items, to be predicted
+    (path / "annotators.csv").unlink()
+    assert FeatureDataModule(str(path), annotator_features=True).profile_features == 0
+
+
+def test_features_of_the_annotators_of_several_tasks(tmp_path):
+    paths = two_tasks(tmp_path)
+    Path(paths[1], "annotators.csv").write_text("annotator,age\nann,20\neve,40\n")
+    data = MultiTaskDataModule(paths, annotator_features=True)
+    assert data.profile_names == ["age", "age (missing)"]
+    assert data.profiles.tolist() == [[-1, 0], [0, 1], [1, 0]]
+
+
 # The simulated crowd
 
 
@@ -508,6 +779,9 @@ def test_the_table_is_a_crowd():
         (dict(seed=-1), "--data.seed=-1: "),
         (dict(batch_size=0), "--data.batch_size=0: "),
         (dict(holdout=1.0), "--data.holdout=1.0: "),
+        (dict(redundancy=0), "--data.redundancy=0: at least one annotation an item, or null"),
+        (dict(redundancy=-2), "--data.redundancy=-2: "),
+        (dict(annotator_features=True), "--data.annotator_features=true: gaussians has no annotators.csv"),
     ],
 )
 def test_errors_name_the_option(options, message):
