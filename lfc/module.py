@@ -13,7 +13,7 @@ import torch
 from pytorch_lightning import LightningModule
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable, ReduceLROnPlateau
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
-from pytorch_lightning.utilities import rank_zero_info
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -246,6 +246,11 @@ class CrowdClassifier(LightningModule):
         self.recorded = scores if "train/loss" in scores else self.recorded | scores
         for logger in self.loggers:
             logger.log_metrics(scores | {"epoch": self.current_epoch}, self.global_step - 1)
+
+    def on_train_end(self) -> None:
+        """Pass on the head's doubts."""
+        for line in self.head.warnings():
+            rank_zero_warn(line)
 
     # EM
 

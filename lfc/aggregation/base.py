@@ -26,9 +26,6 @@ from lfc.errors import UserError
 
 Criterion = Literal["likelihood", "majority"]
 
-SMALL = 100_000
-"""Below so many annotations a second thread does not pay."""
-
 
 @dataclass(frozen=True)
 class Votes:
@@ -87,9 +84,8 @@ class Votes:
     @cached_property
     def tally(self) -> Tensor:
         """``(N, K)`` how often each item was given each class, float64."""
-        cell = torch.add(self.label, self.item, alpha=self.num_classes)  # in one pass: memory is what costs
-        counts = torch.bincount(cell, minlength=self.num_items * self.num_classes)
-        return counts.view(self.num_items, self.num_classes).double()
+        size = self.num_items * self.num_classes
+        return torch.bincount(self._cell(self.item, size), self._ones, size).view(-1, self.num_classes)
 
     @cached_property
     def labelled(self) -> Tensor:
@@ -106,17 +102,25 @@ class Votes:
         """``(R,)`` annotations by each annotator."""
         return torch.bincount(self.annotator, minlength=self.num_annotators)
 
+    def _cell(self, row: Tensor, size: int) -> Tensor:
+        """``(A,)`` the place of each vote in a table with a column a class; small numbers, for memory is what costs."""
+        cell = torch.empty(len(self), dtype=torch.int if size < 2**31 else torch.long)
+        return torch.add(self.label, row, alpha=self.num_classes, out=cell)
+
+    @cached_property
+    def _ones(self) -> Tensor:
+        return torch.ones(len(self), dtype=torch.double)
+
     @cached_property
     def _cells(self) -> sparse.csr_matrix:
         """``(N, R * K)`` ones where an item has a vote: a column an (annotator, label). Sparse, ``A`` entries."""
-        cell = torch.add(self.label, self.annotator, alpha=self.num_classes).int()
-        if (self.item[1:] < self.item[:-1]).any():  # a crowd's own table is in order
-            cell = cell[self.item.int().argsort(stable=True)]
-        offsets = torch.zeros(self.num_items + 1, dtype=torch.int)
-        torch.cumsum(self.item_counts, 0, out=offsets[1:])
-        ones = torch.ones(len(self), dtype=torch.double)
         shape = self.num_items, self.num_annotators * self.num_classes
-        return sparse.csr_matrix((ones.numpy(), cell.numpy(), offsets.numpy()), shape, copy=False)
+        cell = self._cell(self.annotator, shape[1])
+        if (self.item[1:] < self.item[:-1]).any():  # a crowd's own table is in order
+            cell = cell[self.item.argsort(stable=True)]
+        offsets = torch.zeros(self.num_items + 1, dtype=cell.dtype)
+        torch.cumsum(self.item_counts, 0, out=offsets[1:])
+        return sparse.csr_matrix((self._ones.numpy(), cell.numpy(), offsets.numpy()), shape, copy=False)
 
     def sum_by_item(self, rows: Tensor) -> Tensor:
         """``(N, K)``: for each item the sum, over its votes, of the row of what was said by whom.
@@ -162,7 +166,9 @@ class Aggregation:
     @property
     def label(self) -> Tensor:
         """``(N,)`` the most probable class, the first of equals; -1 for an item that nobody labelled."""
-        return first_greatest(self.posterior).where(self.labelled, -1)
+        label = first_greatest(self.posterior)
+        label.numpy()[~self.labelled.numpy()] = -1
+        return label
 
 
 def first_greatest(rows: Tensor) -> Tensor:
@@ -257,10 +263,10 @@ class Bar:
 
 
 @contextmanager
-def _few_threads(votes: Votes) -> Iterator[None]:
-    """One thread for a small crowd: on a busy machine several would wait for each other far longer than they work."""
+def _one_thread() -> Iterator[None]:
+    """Work is bound by memory, so that a second thread gains little; on a busy machine, waiting for it costs much."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1 if len(votes) < SMALL else threads)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
@@ -283,15 +289,16 @@ class Aggregator(ABC):
         Raises:
             UserError: Where there is nothing to aggregate.
         """
-        votes = crowd if isinstance(crowd, Votes) else Votes.from_crowd(crowd)
-        name = crowd.name if isinstance(crowd, Crowd) else "votes"
-        if not len(votes):
-            raise UserError(f"{name}: no annotations to aggregate; add some to annotations.csv")
-        if votes.num_classes < 2:
-            raise UserError(f"{name}: {votes.num_classes} class(es) where at least two are needed; list every class")
-        with torch.no_grad(), _few_threads(votes), Bar(type(self).__name__, self._steps(), self.progress) as bar:
-            result = self._fit(votes, bar)
-        result.posterior[~votes.labelled] = 1 / votes.num_classes
+        with torch.no_grad(), _one_thread():
+            votes = crowd if isinstance(crowd, Votes) else Votes.from_crowd(crowd)
+            name = crowd.name if isinstance(crowd, Crowd) else "votes"
+            if not len(votes):
+                raise UserError(f"{name}: no annotations to aggregate; add some to annotations.csv")
+            if votes.num_classes < 2:
+                raise UserError(f"{name}: {votes.num_classes} class(es), at least two are needed; list every class")
+            with Bar(type(self).__name__, self._steps(), self.progress) as bar:
+                result = self._fit(votes, bar)
+            result.posterior[~votes.labelled] = 1 / votes.num_classes
         return result
 
     def _steps(self) -> int:

@@ -34,6 +34,6 @@ class MajorityVote(Aggregator):
         counts = votes.sum_by_cell(outcome).transpose(1, 2)  # (R, K, K), true classes first
         confusion = normalize_rows(counts)
         right = counts.diagonal(dim1=1, dim2=2).sum(-1)  # (R,) votes that agree with the outcome
-        known = votes.annotator_counts
-        ability = (right / known.clamp_min(1)).where(known > 0, 1 / votes.num_classes)
+        total = counts.sum((1, 2))  # (R,) votes, since an item's outcome sums to one
+        ability = (right / total).where(total > 0, 1 / votes.num_classes)
         return Aggregation(outcome, votes.labelled, annotators={"confusion": confusion, "ability": ability})

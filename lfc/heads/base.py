@@ -154,6 +154,10 @@ class Head(nn.Module, ABC):
         redraw(self)
         self.prepare(crowd)
 
+    def warnings(self) -> list[str]:
+        """What a user should know of the solution, a line each, asked for when training ends."""
+        return []
+
     def annotators(self) -> dict[str, Tensor]:
         """What was learned of each annotator, detached, ``R`` rows each.
 
