@@ -117,7 +117,7 @@ class Votes:
         shape = self.num_items, self.num_annotators * self.num_classes
         cell = self._cell(self.annotator, shape[1])
         if (self.item[1:] < self.item[:-1]).any():  # a crowd's own table is in order
-            cell = cell[self.item.argsort(stable=True)]
+            cell = cell[self.item.to(cell.dtype).argsort(stable=True)]
         offsets = torch.zeros(self.num_items + 1, dtype=cell.dtype)
         torch.cumsum(self.item_counts, 0, out=offsets[1:])
         return sparse.csr_matrix((self._ones.numpy(), cell.numpy(), offsets.numpy()), shape, copy=False)
