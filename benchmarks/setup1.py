@@ -91,7 +91,7 @@ def plot(path: Path, sizes: list[int], mean: dict[str, np.ndarray], spread: dict
         axes.plot(sizes, [PUBLISHED[name][SIZES.index(size)] for size in sizes], "x", color=colour, ms=6)
         axes.annotate(name, (sizes[-1], mean[name][-1]), (8, 0), textcoords="offset points", va="center", color=colour)
     axes.axhline(mean["Ideal"].mean(), color="black", lw=0.8, ls=":")
-    axes.annotate("gold labels", (sizes[0], mean["Ideal"].mean()), (0, 3), textcoords="offset points", fontsize=8)
+    axes.annotate("gold labels", (sizes[0], mean["Ideal"].mean()), (60, 3), textcoords="offset points", fontsize=8)
     axes.set_xscale("log")
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.minorticks_off()
@@ -148,7 +148,13 @@ def main() -> None:
     show("setup1", f"Setup (1), {args.sets} annotation sets, {args.starts} starts", columns, rows)
     if set(METHODS) <= set(args.methods):
         mean = {name: values.mean(1) for name, values in table.items()}
-        plot(args.plot, args.annotators, mean, {name: values.std(1) for name, values in table.items()}, args.sets)
+        plot(
+            args.plot,
+            args.annotators,
+            mean,
+            {name: values.std(1, ddof=min(args.sets - 1, 1)) for name, values in table.items()},
+            args.sets,
+        )
 
 
 if __name__ == "__main__":
