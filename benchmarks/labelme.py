@@ -13,22 +13,12 @@ import os
 import numpy as np
 import torch
 from common import Settled, data_folder, parallel, show, test, train
-from setup1 import glorot
+from setup1 import METHODS, glorot
 from torch import nn
 
 from lfc.annotations import Annotations
 from lfc.datamodules import FeatureDataModule
-from lfc.heads import CMM, DLEM, Gold, MajorityVote, TwoStage
 
-EM = {"em_rounds": 50, "em_tol": 0.03}
-METHODS = {
-    "soft MV": (MajorityVote, {"kind": "soft"}),
-    "hard MV": (MajorityVote, {"kind": "hard"}),
-    "DL-DS": (TwoStage, {}),
-    "DL-EM": (DLEM, EM),
-    "CMM": (CMM, EM | {"groups": 3, "start": "random"}),
-    "Ideal": (Gold, {}),
-}
 NONE = float("nan")
 PUBLISHED = {
     ("individual", "soft MV"): (83.32, 81.69, 0.216, 0.024),
